@@ -14,6 +14,9 @@ from fbuf.doctor.rewards import Asked
 _OPTIONS = ("autoreset", "lockstep", "next_of", "max_ends")
 """The arguments of `fbuf.init` beside the item, the capacity, `num_envs` and the sampler."""
 
+_OF_TORCH = {"ReplayBuffer", "extra"}
+"""The keys that a buffer for PyTorch saves: its own, and what it was given."""
+
 
 def found(opened: Opened, reward: str | None = None) -> Found:
     """Return the content of a checkpoint: its figures are also those of the files.
@@ -83,5 +86,17 @@ def _names(extra: Any) -> str:
     """Return in short what was saved beside the buffer."""
     kind, content = tree_json.only(extra)
     if kind == "dict":
-        return ", ".join(key for key, _ in content)
+        within = dict(content)
+        if within.keys() <= _OF_TORCH and "extra" in within:
+            return ", ".join(_pairs(within["extra"])) or "nothing"
+        return ", ".join(within)
     return content[0] if kind == "other" else f"a {kind}"
+
+
+def _pairs(extra: Any) -> list[str]:
+    """Return the keys of a dict that was written as a list of pairs; none of anything else."""
+    try:
+        ((_, pairs),) = extra["dict"]
+        return [str(pair["list"][0]["leaf"]["value"]) for pair in pairs["list"]]
+    except (KeyError, TypeError, ValueError, IndexError):
+        return []

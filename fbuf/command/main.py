@@ -133,7 +133,7 @@ def _path(given: str) -> pathlib.Path:
 
 
 def _inspect(given: argparse.Namespace) -> int:
-    _require_plot(given)
+    lacks_plot = _lacks_plot(given)
 
     def use(checkpoint: opened.Opened) -> Found:
         found = inspect.found(checkpoint, given.reward)
@@ -145,11 +145,11 @@ def _inspect(given: argparse.Namespace) -> int:
         print(json.dumps(found.figures, indent=1, allow_nan=False))
     else:
         print(inspect.table(found))
-    return 0
+    return 2 if lacks_plot else 0
 
 
 def _doctor(given: argparse.Namespace) -> int:
-    _require_plot(given)
+    lacks_plot = _lacks_plot(given)
 
     def use(checkpoint: opened.Opened) -> Report:
         found = look(checkpoint.parts, Asked(given.reward, "doctor", "--reward"))
@@ -161,13 +161,20 @@ def _doctor(given: argparse.Namespace) -> int:
         print(json.dumps(dataclasses.asdict(report), indent=1, allow_nan=False))
     else:
         print(report)
-    return 1 if report.findings else 0
+    return 2 if lacks_plot else int(bool(report.findings))
 
 
-def _require_plot(given: argparse.Namespace) -> None:
-    """Say at once that Matplotlib is missing."""
-    if given.plot is not None:
+def _lacks_plot(given: argparse.Namespace) -> bool:
+    """Say at once that Matplotlib is missing, and go on without a picture."""
+    if given.plot is None:
+        return False
+    try:
         picture.require("--plot")
+    except ImportError as error:
+        print(f"fbuf: {error}", file=sys.stderr)
+        given.plot = None
+        return True
+    return False
 
 
 def _plot(given: argparse.Namespace, checkpoint: opened.Opened, found: Found) -> None:

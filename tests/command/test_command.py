@@ -670,3 +670,18 @@ def test_a_queue_says_how_much_is_unread(tmp_path, capsys):
     fbuf.save(tmp_path, state)
     assert main(["inspect", str(tmp_path)]) == 0
     assert "6 of 8 are unread" in capsys.readouterr().out
+
+
+def test_inspect_names_what_was_saved_with_a_buffer_for_pytorch(tmp_path, capsys):
+    torch = pytest.importorskip("torch")
+    from fbuf_adapters.pytorch import ReplayBuffer
+
+    for extra, words in (
+        ({"step": 5, "network": {"w": torch.ones(2)}}, "step, network"),
+        (None, "nothing"),
+    ):
+        buffer = ReplayBuffer(10)
+        buffer.extend({"x": torch.ones(4, 2)})
+        buffer.save(tmp_path / words, extra=extra)
+        assert main(["inspect", str(tmp_path / words)]) == 0
+        assert f"extra       {words}\n" in capsys.readouterr().out

@@ -379,20 +379,28 @@ def test_inspect_shows_the_figures_of_samplers(tmp_path, capsys):
 def test_without_matplotlib():
     """The report does without it, and the picture says what to install."""
     program = """
-import sys
+import sys, tempfile
 sys.modules["matplotlib"] = None
 import jax.numpy as jnp, fbuf
+from fbuf.command.main import main
 state = fbuf.init({"reward": 0.0}, 10)
 print(fbuf.report(state).findings[0].name)
 try:
     fbuf.plot(state)
 except ImportError as error:
     print(error)
+folder = tempfile.mkdtemp()
+fbuf.save(folder, state)
+print(main(["doctor", folder, "--plot", folder + "/out.png"]), main(["inspect", folder, "--plot", "x"]))
 """
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    assert done.stdout == 'empty\nfbuf.plot needs Matplotlib: pip install "fbuf[plot]"\n'
+    first, second, *_, last = done.stdout.splitlines()
+    assert (first, second) == ("empty", 'fbuf.plot needs Matplotlib: pip install "fbuf[plot]"')
+    assert last == "2 2"
+    assert "error: empty" in done.stdout
+    assert done.stderr == 'fbuf: --plot needs Matplotlib: pip install "fbuf[plot]"\n' * 2
 
 
 def test_stale_ids_are_normal():
