@@ -192,7 +192,7 @@ class NextObs:
         one_earlier = ring.later(ring.clamp(slots), -1)
         # No window goes on from a row that was removed.
         removed = read_rows(ring.flags, one_earlier) & REMOVED > 0
-        follows = whole & (self.owner[lane] == one_earlier) & ~removed
+        follows = whole & (read_rows(self.owner, lane) == one_earlier) & ~removed
         place = jnp.where(there, lane, 0)
         if slots.shape[0] > lanes:
             before = _last_before(there.reshape(-1, lanes)).reshape(-1)

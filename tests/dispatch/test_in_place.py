@@ -422,3 +422,20 @@ def test_a_buffer_that_is_only_read_need_not_be_donated():
     returned = jax.jit(lambda *given: (*step(*given), given[1]), donate_argnums=0)
     with pytest.raises(RuntimeError, match="returns a buffer that is not donated"):
         fbuf.check_in_place(returned, plain(), demos, jax.random.key(0))
+
+
+@pytest.mark.parametrize("num_envs", [None, 1])
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.sweep)])
+def test_a_row_alone_is_kept_with_its_next_observation_in_place(num_envs, count):
+    """XLA would read a single number again behind the write, and copy the array for that."""
+    item = {"observation": jnp.zeros(4), "reward": jnp.float32(0)}
+    state = fbuf.init(item, 20_000, num_envs=num_envs, next_of="observation")
+    lead = (count,) if num_envs is None else (num_envs, count)
+
+    def step(state, given):
+        observation = jnp.full((*lead, 4), given)
+        added = {"observation": observation, "reward": jnp.ones(lead)}
+        ends = jnp.full(lead, given > 1)
+        return fbuf.add(state, added, terminated=ends, next_observation=observation + 1)
+
+    fbuf.check_in_place(jax.jit(step, donate_argnums=0), state, jnp.float32(0))

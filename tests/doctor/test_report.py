@@ -391,7 +391,8 @@ except ImportError as error:
     print(error)
 folder = tempfile.mkdtemp()
 fbuf.save(folder, state)
-print(main(["doctor", folder, "--plot", folder + "/out.png"]), main(["inspect", folder, "--plot", "x"]))
+plot = ["--plot", folder + "/out.png"]
+print(main(["doctor", folder, *plot]), main(["inspect", folder, *plot]))
 """
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
