@@ -184,7 +184,7 @@ TRICKS: dict[str, Trick] = {
     "tie in update_priority and write": Trick(
         (
             untied("ops/update_priority.py", "slots", "state.ring.removed"),
-            untied("ops/write.py", "slots", "state.ring.removed"),
+            untied("ops/write.py", "slots", "state.ring.removed, state.fault"),
         ),
         (AFTER_UPDATE, AFTER_WRITE, ASU),
     ),

@@ -57,8 +57,8 @@ def check_in_place(jitted: Any, *args: Any, timed: bool = False, **kwargs: Any) 
             a smaller array would tell nothing: give a larger capacity.
         TypeError: If `jitted` is no result of `jax.jit`.
 
-    Cost: that of compiling the step, and a fraction of a second. JAX does not keep the program for
-    your own call, unless its compilation cache is on.
+    Cost: that of compiling the step, and a fraction of a second. Some versions of JAX keep the
+    program for your own call, and all do if its compilation cache is on.
 
     Examples:
         >>> import fbuf, functools, jax, jax.numpy as jnp
@@ -93,7 +93,7 @@ def check_in_place(jitted: Any, *args: Any, timed: bool = False, **kwargs: Any) 
             "argument"
         )
     program = Program(lowered.compile().as_text())
-    _refuse_copies(program.written_whole(arrays))
+    _refuse_copies(program.written_whole(arrays), _names(buffers))
     changed = [buffer for buffer, given in zip(buffers, donated, strict=True) if given]
     _refuse_lost(program.not_in_place([at for buffer in changed for at in _large_arrays(buffer)]))
     if timed:
@@ -142,13 +142,25 @@ def _refuse_twice(given: Any, infos: Any) -> None:
             )
 
 
-def _refuse_copies(found: list[tuple[Array, str]]) -> None:
+def _names(buffers: list[Any]) -> dict[Array, str]:
+    """Return the part of a buffer that each large array may be."""
+    names: dict[Array, str] = {}
+    for buffer in buffers:
+        devices = 1 if isinstance(buffer, State) else buffer.num_devices
+        for path, leaf in jax.tree.leaves_with_path(buffer):
+            array = array_of((leaf.size // devices,), leaf.dtype)
+            names.setdefault(array, jax.tree_util.keystr(path).lstrip("."))
+    return names
+
+
+def _refuse_copies(found: list[tuple[Array, str]], names: dict[Array, str]) -> None:
     """Raise for arrays that are written whole."""
     if not found:
         return
     counts = collections.Counter(found)
     listed = ", ".join(
-        f"{array.dtype}[{array.size:,}] ({kind}{f', {count} times' if count > 1 else ''})"
+        f"{names.get(array, 'an array')}, {array.dtype}[{array.size:,}] "
+        f"({kind}{f', {count} times' if count > 1 else ''})"
         for (array, kind), count in sorted(counts.items(), key=lambda item: -item[0][0].size)
     )
     raise RuntimeError(

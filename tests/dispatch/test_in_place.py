@@ -439,3 +439,18 @@ def test_a_row_alone_is_kept_with_its_next_observation_in_place(num_envs, count)
         return fbuf.add(state, added, terminated=ends, next_observation=observation + 1)
 
     fbuf.check_in_place(jax.jit(step, donate_argnums=0), state, jnp.float32(0))
+
+
+def test_a_write_behind_a_row_that_ends_an_episode_is_in_place():
+    """The add asks the flags whether a place of an end is free; the write changes them."""
+    item = {"observation": jnp.zeros(4), "reward": jnp.float32(0)}
+    state = fbuf.init(item, 20_000, next_of="observation")
+
+    def step(state, key):
+        rows = {"observation": jnp.ones((4, 4)), "reward": jnp.ones(4)}
+        ends = jnp.arange(4) > 2
+        state = fbuf.add(state, rows, terminated=ends, next_observation=rows["observation"])
+        batch = fbuf.sample(state, key, 2)
+        return fbuf.write(state, batch.ids, {"reward": jnp.ones(2)}), batch
+
+    fbuf.check_in_place(jax.jit(step, donate_argnums=0), state, KEY)

@@ -256,7 +256,7 @@ MUTANTS = [
     ),
     *of(
         "ops/write.py",
-        ("slots = tie(slots, state.ring.removed)", "slots = slots + 0", "order", place(6)),
+        ("slots = tie(slots, state.ring.removed, state.fault)", "slots = slots + 0", "order", place(6)),
         ("last_of_each(slots), slots,", "last_of_each(slots[::-1])[::-1], slots,", "order", WRITTEN),
     ),
     *of(
@@ -318,7 +318,7 @@ MUTANTS = [
     ),
     *of(
         "ops/check_in_place.py",
-        ("    _refuse_copies(program.written_whole(arrays))\n", "", "order", ("test_in_place.py", "finds_copies")),
+        ("    _refuse_copies(program.written_whole(arrays), _names(buffers))\n", "", "order", ("test_in_place.py", "finds_copies")),
         ("    _refuse_lost(program.not_in_place([at", "    (program.not_in_place([at", "order", ("test_in_place.py", "no_result_takes")),
         ("if large > _SLOWER * small:", "if False:", "order", ("test_in_place.py", "times")),
         ("(lowered.out_info)) > sum(donated)", "(lowered.out_info)) > len(donated)", "order", ("test_in_place.py", "cannot_read or only_read")),
@@ -564,6 +564,7 @@ MUTANTS = [
     ),
     *of(
         "ops/write.py",
+        ("slots = tie(slots, state.ring.removed, state.fault)", "slots = tie(slots, state.ring.removed)", "order", ("test_in_place.py", "behind_a_row")),
         ("if looked_at := row_fields.among(sampler, state.storage.layout, changed):", "if looked_at := {}:", "mask", GROUP),
     ),
     *of(
@@ -598,6 +599,10 @@ MUTANTS = [
         "mesh/sample.py",
         ("return own & sampler.allowed", "return sampler.allowed", "mask", LIVES_OF_ALL),
         ("if sampler.refuses_picks:", "if False:", "mask", LIVES_OF_ALL),
+    ),
+    *of(
+        "storage/next_obs.py",
+        ("(read_rows(self.owner, lane) == one_earlier)", "(self.owner[lane] == one_earlier)", "order", ("test_in_place.py", "row_alone")),
     ),
     *of(
         "mesh/uses.py",
