@@ -13,6 +13,9 @@ from fbuf.state import State
 from fbuf.storage.faults import MEANING, Fault
 from fbuf.storage.stored_lanes import stored_lanes
 
+_OF_DRAWS = Fault.NOTHING_TO_DRAW
+"""The faults that are no bad values."""
+
 
 def raise_on_fault(state: State[Any], *, ignore: Fault = Fault.STALE_ID) -> None:
     """Raise if compiled code has skipped a bad value since the last `fbuf.clear`.
@@ -63,7 +66,8 @@ def raise_for(function: str, bits: Fault, more: str = "") -> None:
     """Raise if any bit is set; the message ends with `more`."""
     if bits:
         reasons = "; ".join(text for bit, text in MEANING.items() if bit in bits) + more
-        raise RuntimeError(f"fbuf.{function}: the buffer skipped bad values ({bits!r}): {reasons}")
+        what = "the buffer skipped bad values" if bits & ~_OF_DRAWS else "there is nothing to draw"
+        raise RuntimeError(f"fbuf.{function}: {what} ({bits!r}): {reasons}")
 
 
 def _draws_nothing(state: State[Any]) -> bool:
@@ -96,5 +100,6 @@ def _lengths(state: State[Any]) -> str:
         )
     return (
         f". The window is {window} steps, and the longest stored episode has {longest}; take a "
-        'shorter window, or fbuf.Sequence(..., boundary="pad") over a sampler without a window'
+        'shorter window, or fbuf.Sequence(..., boundary="pad") over a sampler without a window. '
+        'For windows that go on into the next episode, boundary="cross"'
     )

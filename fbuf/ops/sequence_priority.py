@@ -71,6 +71,13 @@ def sequence_priority(
             f"fbuf.sequence_priority: loss_mask must be bool, got {check.describe(loss_mask)}; "
             "cast it with .astype(bool)"
         )
+    given = jnp.shape(priority)
+    if given[:-1] == steps[:-1] and given and given[-1] < steps[-1]:
+        raise ValueError(
+            f"fbuf.sequence_priority: priority has {given[-1]} steps and loss_mask {steps[-1]}; "
+            "take those steps of the mask that the errors are of, without the burn-in and the "
+            "step behind the last: loss_mask[..., burn_in : burn_in + length]"
+        )
     priority = parse.priorities("sequence_priority", priority, steps, "loss_mask")
     loss_mask, eta = jnp.asarray(loss_mask), jnp.asarray(eta).astype(jnp.float32)
     # A sign given by mistake becomes NaN: it must not silently make a small priority.

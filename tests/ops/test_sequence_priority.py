@@ -139,6 +139,13 @@ GOOD = jnp.ones((4, 3)), jnp.ones((4, 3), bool)
             ValueError,
             r"priority must be of shape \(4,\), like loss_mask",
         ),
+        (
+            GOOD[0][:, :2],
+            GOOD[1],
+            0.9,
+            ValueError,
+            r"priority has 2 steps and loss_mask 3; take.*loss_mask\[\.\.\., burn_in",
+        ),
         (1.0, True, 0.9, ValueError, r"loss_mask must have shape \[..., T\]"),
         (
             GOOD[0],
