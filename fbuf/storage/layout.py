@@ -29,6 +29,9 @@ _REMEDIES = {
 }
 """The ways to mend a name that is no field, by the argument; others give a name that is one."""
 
+_SEVERAL = ("fields", "offsets")
+"""The arguments that hold several names."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Field:
@@ -94,10 +97,38 @@ class Layout:
             except KeyError:
                 raise ValueError(
                     f"fbuf.{function}: {argument} names {name!r}, but the items of this buffer "
-                    f"have no such field; they are {self.item}; "
-                    + _REMEDIES.get(argument, f"give {argument} the name of one of their fields")
+                    f"have no such field; they have {self.in_words}; "
+                    + self._remedy(argument, name)
                 ) from None
         return jax.tree.map(lambda leaf: leaf.number, field)
+
+    @property
+    def in_words(self) -> str:
+        """The names, dtypes and shapes of the leaves: `observation: float32[4], done: bool[]`."""
+        named = zip(self._names(), self.fields, strict=True)
+        return ", ".join(
+            f"{name}: {field.dtype}{list(field.shape)}".removeprefix(": ") for name, field in named
+        )
+
+    def _names(self) -> list[str]:
+        """Return the names of the leaves."""
+        paths = [path for path, _ in jax.tree.leaves_with_path(self.item)]
+        return [jax.tree_util.keystr(path, simple=True, separator=".") for path in paths]
+
+    def _remedy(self, argument: str, name: str) -> str:
+        """Return how to mend a name that is no field: with one further inside, if there is one."""
+        parts = [leaf.split(".") for leaf in self._names()]
+        inside = {".".join(part[:depth]) for part in parts for depth in range(2, len(part) + 1)}
+        likely = [
+            field
+            for field in sorted(inside, key=lambda field: (field.count("."), field))
+            if field.endswith(f".{name}") or field.replace(".", "_") == name
+        ]
+        if not likely:
+            return _REMEDIES.get(argument, f"give {argument} the name of one of their fields")
+        one = argument.isidentifier() and argument not in _SEVERAL
+        use = f'{argument}="{likely[0]}"' if one else f'"{likely[0]}" there'
+        return f"the item has {likely[0]}: give {use}"
 
     def numbers(self, function: str, fields: Fields) -> Any:
         """Return the item as a tree of the numbers of its leaves, or a dict of some fields."""

@@ -102,7 +102,7 @@ class Hindsight(View[HindsightStep[Any]]):
             be a tree.
         achieved: The name of the field with the achievement of the row's step. It has the tree,
             shapes and dtypes of the goal.
-        reward: The name of the reward. It must be one real number.
+        reward: The name of the reward. It must be one real number, of shape `[]` or `[1]`.
         next_of: As for `fbuf.Transition`. Only the goal of the item is relabelled: if an
             observation holds a copy of the goal, use that of the item instead.
         fields: As for `fbuf.Item`: the fields of the row to gather. Name the goal and the reward
@@ -217,6 +217,7 @@ class Hindsight(View[HindsightStep[Any]]):
             of_any, anywhere = elsewhere
             new = [select(of_any, there, here) for there, here in zip(anywhere, new, strict=True)]
         judged = self._judge(tree, mine, new, leaves[reward].dtype)
+        judged = judged.reshape(*judged.shape, *layout.fields[reward].shape)
 
         for leaf, value in zip([*goal, reward], [*new, judged], strict=True):
             stored = leaves[leaf] if self.copies is None else leaves[leaf][:, None]
@@ -234,7 +235,7 @@ class Hindsight(View[HindsightStep[Any]]):
                 f"of goal={self.goal!r}, {goal}, got {achieved}; store what was achieved in the "
                 "form of a goal"
             )
-        reader.number(self.reward, "reward")
+        reader.number(self.reward, "reward", column=True)
 
     def _leaves(self, layout: Layout) -> tuple[list[int], list[int], Any, int, list[int]]:
         """Return the leaves of goal and achievement, their tree, the reward, and all to read."""

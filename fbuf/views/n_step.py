@@ -73,7 +73,7 @@ class NStep(View[NStepTransition[Any]]):
         n: The number of steps, at least 1. Or a pair of ints, the fewest and the most steps.
         gamma: The discount of a step, from 0 to 1.
         reward: The name of the reward among the item's fields (`"a.b"` for a field in a field). It
-            must be one real number.
+            must be one real number, of shape `[]` or `[1]`.
         next_observation: For a buffer made without `next_of`: the name of the field that holds the
             next observation, which is read from the last row. With `next_of` it means nothing: the
             next observation is read as by `fbuf.Transition`.
@@ -134,7 +134,9 @@ class NStep(View[NStepTransition[Any]]):
         reader.check_lane("n is", most)
         steps = following(reader, slots, most)
         wanted: dict[str, Wanted] = {
-            "rewards": reader.leaves(steps.slots, [reader.number(self.reward, "reward")])
+            "rewards": reader.leaves(
+                steps.slots, [reader.number(self.reward, "reward", column=True)]
+            )
         }
         same_episode = steps.same_episode
         if isinstance(self.n, tuple):
@@ -160,7 +162,8 @@ class NStep(View[NStepTransition[Any]]):
         gamma = float(self.gamma)  # a number of NumPy's would make it float64 where JAX has that
         factor = gamma ** jnp.arange(reward.shape[1], dtype=jnp.float32)
         # Where there is no step there may be no number either: 0 * nan would not be 0.
-        gained = jnp.where(same_episode, reward.astype(jnp.float32) * factor[None], 0)
+        reward = reward.reshape(same_episode.shape).astype(jnp.float32)
+        gained = jnp.where(same_episode, reward * factor[None], 0)
         discount = jnp.where(flags & TERMINATED > 0, 0, gamma ** count.astype(jnp.float32))
         data = NStepTransition(
             item=rows["rows"],

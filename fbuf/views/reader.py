@@ -125,12 +125,16 @@ class Reader:
         """Return a field as its tree with the numbers of its leaves."""
         return self.layout.find(self.view, argument, name)
 
-    def number(self, name: str, argument: str) -> int:
-        """Return the number of the leaf of a field of one real number, such as the reward."""
+    def number(self, name: str, argument: str, *, column: bool = False) -> int:
+        """Return the number of the leaf of a field of one real number, such as the reward.
+
+        With `column` the field may also be of shape `[1]`. The view then drops that axis.
+        """
         number: Any = self.numbers(name, argument)
         if isinstance(number, int):
             field = self.layout.fields[number]
-            if field.shape == () and not jnp.issubdtype(field.dtype, jnp.complexfloating):
+            fits = field.shape == () or (column and field.shape == (1,))
+            if fits and not jnp.issubdtype(field.dtype, jnp.complexfloating):
                 return number
             got = f"{field.dtype}{list(field.shape)}; keep one number in a field of its own, such "
             got += "as a weighted sum"

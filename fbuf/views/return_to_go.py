@@ -59,7 +59,7 @@ class ReturnToGo(View[ReturnToGoStep[Any]]):
     Attributes:
         gamma: The discount of a step, from 0 to 1.
         reward: The name of the reward among the item's fields (`"a.b"` for a field in a field). It
-            must be one real number. It is summed up in float32.
+            must be one real number, of shape `[]` or `[1]`. It is summed up in float32.
         fields: As for `fbuf.Item`: the fields of the row to gather.
 
     Cost: O(B L) reads of a reward and a flag. L is the longest way in the batch from a drawn row to
@@ -97,7 +97,9 @@ class ReturnToGo(View[ReturnToGoStep[Any]]):
         """Find the end of the episode, and request the rewards up to it."""
         count = reader.steps_to_end(slots)
         wanted = {
-            "rewards": reader.ahead(slots, count, reader.number(self.reward, "reward")),
+            "rewards": reader.ahead(
+                slots, count, reader.number(self.reward, "reward", column=True)
+            ),
             "rows": reader.rows(slots, self.fields),
         }
         return Request(wanted, (count, reader.flags(reader.ring.later(slots, count))))
@@ -110,7 +112,7 @@ class ReturnToGo(View[ReturnToGoStep[Any]]):
         beyond = jnp.float32(float(self.gamma) ** CHUNK)
 
         def add_chunk(total: jax.Array, number: jax.Array, reward: jax.Array) -> jax.Array:
-            gained = reward.astype(jnp.float32)
+            gained = reward.reshape(reward.shape[:2]).astype(jnp.float32)
             # Where there is no step there may be no number either: 0 * nan would not be 0.
             gained = jnp.where(number[None] <= count[:, None], gained * factor[None], 0)
             return gained.sum(axis=1) + beyond * total

@@ -406,6 +406,66 @@ def test_what_cannot_be_right_is_refused():
 
 
 @pytest.mark.sweep
+def test_a_name_that_is_no_field_is_answered_with_the_likely_one():
+    step = {"reward": jnp.zeros(1), "observation": {"camera": jnp.zeros((2, 3))}}
+    state = fbuf.init({"observation": jnp.zeros(4), "next": step}, 8)
+    for view, answer in (
+        (fbuf.NStep(3, gamma=0.9), 'has next.reward: give reward="next.reward"'),
+        (
+            fbuf.NStep(3, gamma=0.9, reward="next.reward"),
+            'has next.observation: give next_observation="next.observation"',
+        ),
+        (fbuf.Item(("reward",)), 'has next.reward: give "next.reward" there'),
+        (fbuf.Item(("camera",)), 'give "next.observation.camera" there'),
+        (fbuf.Item(("ward",)), "give fields the name of one of their fields"),
+    ):
+        with pytest.raises(ValueError, match="have no such field") as refusal:
+            fbuf.sample(state, jax.random.key(0), 2, view=view)
+        assert str(refusal.value).endswith(answer)
+        assert (
+            "; they have next.observation.camera: float32[2, 3], next.reward: float32[1], "
+            "observation: float32[4]; "
+        ) in str(refusal.value)
+
+
+def _reached(achieved, goal):
+    return jnp.where(achieved == goal, 0.0, -1.0)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        fbuf.NStep(3, gamma=0.9),
+        fbuf.NStep((1, 3), gamma=0.9),
+        fbuf.ReturnToGo(0.9),
+        fbuf.Hindsight(_reached),
+        fbuf.Hindsight(_reached, copies=2),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("host", [False, True])
+def test_a_reward_may_be_a_column(view, host):
+    """The sums are those of plain numbers; a relabelled reward keeps the form that it has."""
+
+    def drawn(shape):
+        place = jnp.arange(12.0)
+        rows = {"reward": (place**2).reshape(12, *shape), "next_observation": place}
+        rows |= {"goal": place, "achieved_goal": place}
+        item = jax.tree.map(lambda leaf: leaf[0], rows)
+        ends = jnp.arange(12) % 5 == 4
+        if host:
+            store = fbuf.host.HostStore(item, 8)
+            store.add(rows, terminated=ends)
+            return store.sample(jax.random.key(1), 16, view=view).data
+        state = fbuf.add(fbuf.init(item, 8), rows, terminated=ends)
+        return fbuf.sample(state, jax.random.key(1), 16, view=view).data
+
+    plain, column = drawn(()), drawn((1,))
+    assert column.item["reward"].shape == (*plain.item["reward"].shape, 1)
+    column.item["reward"] = column.item["reward"][..., 0]
+    jax.tree.map(np.testing.assert_array_equal, column, plain)
+
+
 def test_a_field_without_numbers_is_written_as_any_other():
     state = fbuf.init({"n": jnp.int32(0), "none": jnp.zeros((3, 0))}, 8)
     state = fbuf.add(state, {"n": jnp.arange(4), "none": jnp.zeros((4, 3, 0))})
