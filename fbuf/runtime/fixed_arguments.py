@@ -10,12 +10,14 @@ T = TypeVar("T", bound=type)
 
 
 class _Fixed:
-    """A name that cannot be assigned; read, it is as if it were not there."""
+    """A name that cannot be assigned; an object is as if it did not have it."""
 
     def __init__(self, name: str, advice: str) -> None:
         self._name, self._advice = name, advice
 
-    def __get__(self, instance: Any, kind: type) -> NoReturn:
+    def __get__(self, instance: Any, kind: type) -> _Fixed:
+        if instance is None:  # `dir` of the class lists it
+            return self
         raise AttributeError(f"{kind.__name__!r} object has no attribute {self._name!r}")
 
     def __set__(self, instance: Any, value: Any) -> NoReturn:

@@ -130,7 +130,7 @@ class Stretch:
 
         Args:
             add: Called with the result so far, the numbers of the steps, int32 `[CHUNK]`, and the
-                leaf at these steps, `[B, CHUNK, *shape]`. Behind `count` the leaf is that of some row.
+                leaf at these steps, `[B, CHUNK, *shape]`. Behind `count` it is that of some row.
             start: The result before the last chunk, `[B]`.
         """
         number = jnp.arange(CHUNK, dtype=jnp.int32)

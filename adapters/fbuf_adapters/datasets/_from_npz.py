@@ -127,7 +127,8 @@ def _flat(where: str, file: zipfile.ZipFile, held: contextlib.ExitStack) -> Flat
     if "terminated" not in names:
         raise DatasetError(
             f"{where}: the file has no 'terminated', which says where episodes end; it has "
-            f"{', '.join(names) or 'nothing'}"
+            f"{', '.join(names) or 'nothing'}; rename its arrays: observation, action, reward, "
+            "next_observation, terminated, truncated; or from_arrays(renamed, terminated=...)"
         )
     terminated = flags(where, "terminated", whole("terminated"))
     told = "truncated" in names

@@ -63,9 +63,11 @@ def fit(tensor: torch.Tensor, narrow: bool) -> torch.Tensor:
         return tensor
     small = _narrowed(tensor, narrower)
     if small is None:
+        whole = not (narrower.is_floating_point or narrower.is_complex)
+        halves = "give its halves, x.unsqueeze(-1).view(torch.int32), " if whole else ""
         raise InteropError(
-            f"holds a value that {narrower} cannot hold; scale or clamp it, or use "
-            "jax.config.update('jax_enable_x64', True)"
+            f"holds a value that {narrower} cannot hold; scale or clamp it, {halves}or have JAX, "
+            "which stores it, keep 64 bits: jax.config.update('jax_enable_x64', True)"
         )
     return small
 

@@ -19,7 +19,7 @@ import torch
 import fbuf
 from fbuf.adapter_api import Episodes, check_episodes, encode_tree, resumed, tree_classes
 from fbuf.host import HostStore
-from fbuf_adapters.pytorch import _containers, _dtypes, _tensor_json
+from fbuf_adapters.pytorch import _containers, _dtypes, _tensor_json, _words
 from fbuf_adapters.pytorch._contents import Contents
 from fbuf_adapters.pytorch._error import describe
 from fbuf_adapters.pytorch._from_torch import from_torch
@@ -201,17 +201,18 @@ def _of_directory(
     sampler = spec.buffer.sampler
     given: dict[str, Any] = {"item": item, "sampler": sampler, "episodes": episodes}
     state: Any
-    if spec.opens:
-        if fallback:
-            raise ValueError(
-                f"{where('load')} fallback is True, but an opened store reads the newest "
-                "checkpoint; use host=True"
-            )
-        state, whole = HostStore.open(path, **given)
-    elif spec.on_host:
-        state, whole = HostStore.load(path, files=spec.files, fallback=fallback, **given)
-    else:
-        state, whole = fbuf.load(path, fallback=fallback, **given)
+    with _words.of_torch(f"{NAME}.load"):
+        if spec.opens:
+            if fallback:
+                raise ValueError(
+                    f"{where('load')} fallback is True, but an opened store reads the newest "
+                    "checkpoint; use host=True"
+                )
+            state, whole = HostStore.open(path, **given)
+        elif spec.on_host:
+            state, whole = HostStore.load(path, files=spec.files, fallback=fallback, **given)
+        else:
+            state, whole = fbuf.load(path, fallback=fallback, **given)
     if not isinstance(whole, dict) or _OF_DISK not in whole:
         raise fbuf.CheckpointError(
             f"{where('load')} fbuf.save has written {os.fspath(path)!r}, and no ReplayBuffer; use "

@@ -27,10 +27,11 @@ from fbuf.adapter_api import (
 )
 from fbuf.host import HostStore
 from fbuf_adapters.pytorch import InteropError, ReplayBuffer, _listed, _reading
-from fbuf_adapters.tensordict import _leaves, _slices, _snapshot
+from fbuf_adapters.tensordict import _leaves, _slices, _snapshot, _torchrl_names
 from fbuf_adapters.tensordict._codec import NAME, NOTHING, Codec, NothingToDraw
 from fbuf_adapters.tensordict._ends import Ends
 from fbuf_adapters.tensordict._run import Run
+from fbuf_adapters.tensordict._words import of_tensordicts
 from fbuf_adapters.tensordict._writer import Writer
 
 Key = str | tuple[str, ...]
@@ -144,6 +145,8 @@ class TensorDictReplayBuffer:
         tensor([1., 1., 1.])
     """
 
+    @_torchrl_names.refuses_torchrl
+    @of_tensordicts
     def __init__(
         self,
         capacity: int,
@@ -215,6 +218,7 @@ class TensorDictReplayBuffer:
         slots = self.extend(data.unsqueeze(0))
         return int(slots[0]) if len(slots) else -1
 
+    @of_tensordicts
     def extend(self, data: Any, *, update_priority: bool | None = None) -> torch.Tensor:
         """Add a batch of items.
 
@@ -245,6 +249,7 @@ class TensorDictReplayBuffer:
         take_priority = update_priority is not False
         return self._writer.extend(data, take_priority=take_priority, check_order=True)
 
+    @of_tensordicts
     def update_priority(self, index: Any, priority: Any) -> None:
         """Give rows new priorities, by slot.
 
@@ -263,6 +268,7 @@ class TensorDictReplayBuffer:
         """
         self._writer.update_slots(index, priority)
 
+    @of_tensordicts
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """Set the priorities of drawn rows to the numbers in `data` under the priority key.
 
@@ -283,6 +289,7 @@ class TensorDictReplayBuffer:
         """
         self._writer.update_rows(data)
 
+    @of_tensordicts
     def end_episode(self, mask: Any = None) -> None:
         """End the open episodes: call this when you reset environments and no row shows the end.
 
@@ -298,6 +305,7 @@ class TensorDictReplayBuffer:
         """
         self.buffer.end_episode(mask)
 
+    @of_tensordicts
     def empty(self, empty_write_count: bool = True) -> None:
         """Remove all rows.
 
@@ -313,6 +321,7 @@ class TensorDictReplayBuffer:
 
     # Sampling.
 
+    @of_tensordicts
     def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
         """Draw a batch.
 
@@ -373,16 +382,19 @@ class TensorDictReplayBuffer:
                 self._iterator = None
             return batch
 
+    @of_tensordicts
     def can_sample(self, batch_size: int | None = None) -> bool:
         """Return whether there is a row to draw; `batch_size` does not matter."""
         return self.buffer.can_sample()
 
     # Reading.
 
+    @of_tensordicts
     def __len__(self) -> int:
         """Count the rows, without removed rows."""
         return len(self.buffer)
 
+    @of_tensordicts
     def __getitem__(self, index: Any) -> Any:
         """Read rows by position, as in TorchRL: position 0 is slot 0, not the oldest row.
 
@@ -436,6 +448,7 @@ class TensorDictReplayBuffer:
         for slots, data in _reading.read_episodes(self.buffer.contents):
             yield self._codec.rows(data, slots)
 
+    @of_tensordicts
     def stats(self, *, detailed: bool = False) -> dict[str, float]:
         """Return figures for a log: the figures of `fbuf.stats`, `write_count` and `utilization`.
 
@@ -445,6 +458,16 @@ class TensorDictReplayBuffer:
         figures = self.buffer.stats(detailed=detailed)
         share = figures["size"] / self.capacity
         return {**figures, "write_count": self.write_count, "utilization": share}
+
+    @of_tensordicts
+    def raise_on_fault(self) -> None:
+        """Raise if a bad value was skipped; see `fbuf.raise_on_fault`.
+
+        Raises:
+            RuntimeError: If a fault bit is set. Also if nothing has been added yet, or the buffer
+                is closed.
+        """
+        self.buffer.raise_on_fault()
 
     @property
     def capacity(self) -> int:
@@ -505,6 +528,7 @@ class TensorDictReplayBuffer:
 
     # Saving.
 
+    @of_tensordicts
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state of the buffer; see `ReplayBuffer.state_dict`.
 
@@ -512,6 +536,7 @@ class TensorDictReplayBuffer:
         """
         return _snapshot.state_dict(self.buffer, self._codec)
 
+    @of_tensordicts
     def load_state_dict(self, state_dict: dict[str, Any], *, episodes: Episodes = "end") -> None:
         """Load the result of `state_dict`; see `ReplayBuffer.load_state_dict`.
 
@@ -524,10 +549,12 @@ class TensorDictReplayBuffer:
         """
         _snapshot.load_state_dict(self.buffer, self._codec, state_dict, episodes)
 
+    @of_tensordicts
     def dumps(self, path: str | os.PathLike[str]) -> None:
         """Save the buffer to a directory, as `fbuf.save` does; see `ReplayBuffer.save`."""
         _snapshot.save(self.buffer, self._codec, path)
 
+    @of_tensordicts
     def loads(self, path: str | os.PathLike[str], *, episodes: Episodes = "end") -> None:
         """Load a directory that `dumps` wrote; see `ReplayBuffer.load`.
 
@@ -596,15 +623,9 @@ class TensorDictReplayBuffer:
         self.load_state_dict(torch.load(io.BytesIO(saved["state"])), episodes=episodes)
 
     def __getattr__(self, name: str) -> NoReturn:
-        """Explain that TorchRL's collectors of several processes cannot share the buffer."""
-        if name in ("_storage", "share"):
-            raise AttributeError(
-                f"{NAME} has no {name!r}: its rows lie in one process, and cannot be shared with "
-                "the workers of a collector of several processes, such as MultiSyncCollector. Make "
-                "the collector without replay_buffer, and add what it yields: `for data in "
-                "collector: rb.extend(data)`. A Collector of one process takes replay_buffer=rb"
-            )
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        """Explain what replaces an attribute that only TorchRL's buffers have."""
+        bare = f"{type(self).__name__!r} object has no attribute {name!r}"
+        raise AttributeError(_torchrl_names.explained(name) or bare)
 
     def close(self) -> None:
         """Free the memory; see `ReplayBuffer.close`."""

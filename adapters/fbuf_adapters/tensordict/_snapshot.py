@@ -61,7 +61,17 @@ def load(
             _check_transforms("loads", codec, extra["tensordict"])
             stack.enter_context(_resumed(codec, extra["tensordict"]))
 
+        _check_not_torchrls(path)
         _snapshot.load(buffer.contents, path, False, episodes, check)
+
+
+def _check_not_torchrls(path: str | os.PathLike[str]) -> None:
+    """Refuse a directory that a buffer of TorchRL has written."""
+    if os.path.exists(os.path.join(path, "storage", "storage_metadata.json")):
+        raise fbuf.CheckpointError(
+            f"{NAME}.loads: {os.fspath(path)!r} was written by a buffer of TorchRL; load it into "
+            "one, and make this buffer from that: from_torchrl(rb)"
+        )
 
 
 def _figures(codec: Codec) -> dict[str, Any]:
