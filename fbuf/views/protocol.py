@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Generic
 import jax
 from typing_extensions import TypeVar
 
+from fbuf.checks.listed import ListsFields
 from fbuf.checks.renamed import CurrentNames, OldName
 from fbuf.storage.layout import Layout
 from fbuf.views.reader import Reader
@@ -57,7 +58,7 @@ class Reading:
     known: jax.Array | None = None
 
 
-class View(CurrentNames, abc.ABC, Generic[Data]):
+class View(CurrentNames, abc.ABC, Generic[Data], metaclass=ListsFields):
     """Turn drawn rows into `data` of a batch, of the type `Data`.
 
     Attributes:

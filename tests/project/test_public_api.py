@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import abc
 import ast
+import dataclasses
 import enum
 import importlib.util
 import inspect
 import pathlib
+import pydoc
 import re
 import subprocess
 import sys
@@ -143,6 +146,59 @@ def test_an_object_lists_no_argument_that_it_only_refuses_to_assign():
         store.sampler = fbuf.Uniform()
     assert all(hasattr(store, name) for name in dir(store))
     assert {"capacity", "sample"} <= set(dir(store))
+
+
+def made_by_users():
+    """The samplers and views."""
+    kinds = (fbuf.samplers.Sampler, fbuf.views.View)
+    found = (getattr(fbuf, name) for name in fbuf.__all__)
+    return [kind for kind in found if inspect.isclass(kind) and issubclass(kind, kinds)]
+
+
+@pytest.mark.parametrize("kind", made_by_users(), ids=lambda kind: kind.__name__)
+def test_help_shows_the_fields_and_no_method_of_the_protocol(kind):
+    text = pydoc.render_doc(kind, renderer=pydoc.plaintext)
+    assert f"{kind.__name__}{inspect.signature(kind)}" in text
+    assert inspect.getdoc(kind).splitlines()[-1] in text
+    for field in dataclasses.fields(kind):
+        if field.default is not dataclasses.MISSING:
+            assert f" |  {field.name} = " in text
+    methods = re.findall(r"^ \|  (\w+)\(", text.split("Method resolution order")[1], re.MULTILINE)
+    assert not {name for base in PROTOCOLS for name in vars(base)} & set(methods)
+    assert "old_names" not in text
+
+
+PROTOCOLS = [
+    fbuf.samplers.Sampler,
+    fbuf.samplers.PlannedSampler,
+    fbuf.samplers.PlacingSampler,
+    fbuf.samplers.QueueSampler,
+    fbuf.views.View,
+]
+
+
+@pytest.mark.parametrize("kind", PROTOCOLS, ids=lambda kind: kind.__name__)
+def test_help_shows_authors_all_of_a_protocol(kind):
+    text = pydoc.render_doc(kind, renderer=pydoc.plaintext)
+    for base in kind.__mro__[: kind.__mro__.index(abc.ABC)]:
+        for name in vars(base):
+            assert name.startswith("_") or re.search(rf"^ \|  {name}\b", text, re.MULTILINE)
+
+
+def test_a_sampler_of_an_author_lists_what_it_adds():
+    @dataclasses.dataclass(frozen=True)
+    class Mine(fbuf.Uniform):
+        scale: float = 1.0
+
+        def draw(self, *arguments):
+            return super().draw(*arguments)
+
+        def scaled(self):
+            return self.scale
+
+    assert {"window", "scale", "scaled"} <= set(dir(Mine))
+    assert "draw" not in dir(Mine)
+    assert {"draw", "plan", "scaled"} <= set(dir(Mine()))
 
 
 def test_the_api_page_names_everything_once():
