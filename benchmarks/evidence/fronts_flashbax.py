@@ -6,9 +6,10 @@
 It needs fbuf and the packages of `benchmarks/requirements.lock`; `make bench` sees to that.
 
 A step adds one row of each of 16 environments, 88 bytes each, and draws 256 rows: items, pairs, or
-32 windows of 8 steps. With priorities it also gives new ones to what it drew. "in scan" is a step
-within one program. "calls" is a step of separate calls from Python, each of a `jax.jit` that
-donates the state, as users of flashbax write it.
+32 windows of 8 steps. Windows begin at every step (`period=1`). A longer period makes flashbax's
+tree smaller, so these figures do not hold for it. With priorities a step also gives new ones to
+what it drew. "in scan" is a step within one program. "calls" is a step of separate calls from
+Python, each of a `jax.jit` that donates the state, as users of flashbax write it.
 
 The agents learn CartPole of gymnax, with ten seeds each. "DQN" is written like that of PureJaxRL:
 a flat buffer, and a branch that learns. "prioritised DQN" is written like that of Stoix: windows of
