@@ -14,9 +14,9 @@ from fbuf.views.protocol import Data, View
 
 @operation(static=("view",), checks={"view": is_view})
 def rows(state: State[Any], *, view: View[Data] = Item()) -> Batch[Data]:
-    """Read all rows, oldest first: to look at them, to plot, to export.
+    """Read all rows, oldest first, padded to the capacity; `mask` is True where there is a row.
 
-    It copies the whole buffer. In a training step, use `fbuf.sample` or `fbuf.read`.
+    It is for looking, for plots and for export, and copies the whole buffer. In a training step, use `fbuf.sample` or `fbuf.read`.
 
     Args:
         state: The buffer; never consumed.

@@ -87,7 +87,9 @@ def sample_mixed(
 
     Raises:
         ValueError: When traced, if there are no sources, if a share is not above 0, or if the items
-            differ. Also if a buffer draws by `fbuf.Shuffled`, or if a buffer would get no draw.
+            differ. Also if a buffer draws by `fbuf.Shuffled` or `fbuf.Fifo`, or remembers draws:
+            `fbuf.FreshFirst`, and `fbuf.Limited` with `max_uses`. Also if a buffer would get no
+            draw.
         TypeError: When traced, if a source is not a pair of a state and a Python number.
         RuntimeError: If a state has been consumed.
 
