@@ -16,7 +16,8 @@ from fbuf.views.protocol import Data, View
 def rows(state: State[Any], *, view: View[Data] = Item()) -> Batch[Data]:
     """Read all rows, oldest first, padded to the capacity; `mask` is True where there is a row.
 
-    It is for looking, for plots and for export, and copies the whole buffer. In a training step, use `fbuf.sample` or `fbuf.read`.
+    It is for looking, for plots and for export, and copies the whole buffer. In a training step,
+    use `fbuf.sample` or `fbuf.read`.
 
     Args:
         state: The buffer; never consumed.
