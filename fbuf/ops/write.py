@@ -125,8 +125,8 @@ def with_fields(
     """Change leaves of rows; see `write`."""
     slots, faults, _ = named("write", state, ids, mask)
     slots = jnp.where(last_of_each(slots), slots, state.capacity)
-    # The count of removed rows is known once all reads given to `fbuf.after` are done, and the
-    # fault once all earlier reads of the buffer are.
+    # The count of removed rows is known once all reads given to `fbuf.after` are done. The fault is
+    # known once all earlier reads of the buffer are.
     slots = tie(slots, state.ring.removed, state.fault)
     storage = state.storage.write_leaves(slots, changed)
     ring, fault = state.ring.written(slots), collected(state.fault, faults)

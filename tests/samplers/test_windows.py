@@ -251,5 +251,5 @@ def test_an_environment_that_fills_its_part_in_vain_says_so():
     for step in range(16):
         ends = jnp.array([step % 2 == 1, False])
         state = fbuf.add(state, jnp.zeros(2), mask=jnp.array([True, False]), terminated=ends)
-    with pytest.raises(RuntimeError, match="there is nothing to draw.*NOTHING_TO_DRAW"):
+    with pytest.raises(RuntimeError, match=r"there is nothing to draw.*NOTHING_TO_DRAW"):
         fbuf.raise_on_fault(state)

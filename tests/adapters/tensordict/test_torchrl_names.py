@@ -1,4 +1,4 @@
-"""What people write who come from TorchRL, and what the answer is."""
+"""Calls of people who come from TorchRL, and the answers."""
 
 import inspect
 import re
