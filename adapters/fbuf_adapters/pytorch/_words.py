@@ -15,7 +15,7 @@ _SAID = (
     (re.compile(r"has the sampler (.*), and sampler is (.*); leave sampler out, .*"),
      r"has the sampler \1, and that of this buffer is \2; make the buffer with sampler=\1"),
     (re.compile(r"the (\w+) of the checkpoint has (.*); leave sampler out, .*"),
-     r"the sampler of the checkpoint has \2; make the buffer with sampler=\1(...) like it"),
+     r"the \1 of the checkpoint has \2; make the buffer with sampler=\1(...) like it"),
     (re.compile(r"=(\S+), and sampler has"), r"=\1, and that of this buffer has"),
 )  # fmt: skip
 

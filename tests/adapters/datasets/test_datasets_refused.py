@@ -485,8 +485,8 @@ NPZ = {
     ),
     "no ends": (
         npz(x=np.zeros(2)),
-        "from_npz: the file has no 'terminated', which says where episodes end; it has x; rename "
-        "its arrays: observation, action, reward, next_observation, terminated, truncated; or "
+        "from_npz: the file has no 'terminated', which says where episodes end; it has x; "
+        "rename its arrays: observation, action, reward, next_observation, terminated, truncated; or "
         "from_arrays(renamed, terminated=...)",
     ),
     "another length": (

@@ -1301,9 +1301,9 @@ def test_what_is_no_tensor_is_not_left_out():
 def test_a_key_that_is_new_or_missing():
     rb = ours()
     rb.extend(rows(8))
-    refused(InteropError, r"items\['more'\] is new", rb.extend, rows(8, more=torch.ones(8)))
+    refused(InteropError, r"data\['more'\] is new", rb.extend, rows(8, more=torch.ones(8)))
     missing = rows(8).exclude(("next", "reward"))
-    refused(InteropError, r"items\['next'\]\['reward'\] is missing", rb.extend, missing)
+    refused(InteropError, r"data\['next'\]\['reward'\] is missing", rb.extend, missing)
     assert (len(rb), rb.write_count) == (8, 8)
     assert rb.extend(rows(8)).tolist() == [8, 9, 0, 1, 2, 3, 4, 5]
 

@@ -1,4 +1,4 @@
-"""Calls of people who come from TorchRL, and the answers."""
+"""Names, arguments and directories of TorchRL, and the answers to them."""
 
 import inspect
 import re
