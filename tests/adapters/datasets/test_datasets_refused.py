@@ -486,8 +486,8 @@ NPZ = {
     "no ends": (
         npz(x=np.zeros(2)),
         "from_npz: the file has no 'terminated', which says where episodes end; it has x; "
-        "rename its arrays: observation, action, reward, next_observation, terminated, truncated; or "
-        "from_arrays(renamed, terminated=...)",
+        "rename its arrays: observation, action, reward, next_observation, terminated, truncated; "
+        "or from_arrays(renamed, terminated=...)",
     ),
     "another length": (
         npz(x=np.zeros(2, np.float32), terminated=np.zeros(3, bool)),
