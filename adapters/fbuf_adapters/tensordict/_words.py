@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from contextlib import ContextDecorator
-from typing import Any
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
 
 from fbuf_adapters.tensordict._codec import NAME
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _SAID = (
     (re.compile(r"^fbuf(_adapters\.pytorch)?\.ReplayBuffer\b(?=[.:])"), NAME),
@@ -17,19 +21,18 @@ _SAID = (
 )
 
 
-class _OfTensorDicts(ContextDecorator):
-    """Have errors name the class that the user has, and its arguments."""
+def of_tensordicts(method: Callable[P, R]) -> Callable[P, R]:
+    """Have errors of a method name the class that the user has, and its arguments."""
 
-    def __enter__(self) -> None:
-        pass
+    @functools.wraps(method)
+    def called(*args: P.args, **options: P.kwargs) -> R:
+        try:
+            return method(*args, **options)
+        except Exception as error:
+            if error.args and isinstance(said := error.args[0], str):
+                for words, ours in _SAID:
+                    said = words.sub(ours, said)
+                error.args = (said, *error.args[1:])
+            raise
 
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is None or not error.args or not isinstance(said := error.args[0], str):
-            return
-        for words, ours in _SAID:
-            said = words.sub(ours, said)
-        error.args = (said, *error.args[1:])
-
-
-of_tensordicts = _OfTensorDicts()
-"""A decorator for methods, and a context."""
+    return called
