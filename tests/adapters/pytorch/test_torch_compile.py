@@ -298,6 +298,7 @@ DICTS = {
     "load_state_dict": lambda of: of.dicts.load_state_dict(of.dicts.state_dict()),
     "loads": lambda of: of.dicts.loads(of.folder / "dicts"),
     "next": lambda of: of.dicts.next(),
+    "raise_on_fault": lambda of: of.dicts.raise_on_fault(),
     "sample": lambda of: of.dicts.sample(),
     "save": lambda of: of.dicts.save(of.folder / "dicts"),
     "state_dict": lambda of: of.dicts.state_dict(),
@@ -366,8 +367,9 @@ def functions_of(module):
 
 def methods_of(kind):
     """The public methods and properties of a class, and those that Python calls by operators."""
-    # A name that cannot be read is an argument that cannot be set.
-    names = {n for n in vars(kind) if not n.startswith("_") and hasattr(kind, n)} - INSIDE
+    # An argument that cannot be set is no attribute of an object.
+    fixed = {n for n, what in vars(kind).items() if type(what).__name__ == "_Fixed"}
+    names = {n for n in vars(kind) if not n.startswith("_")} - fixed - INSIDE
     return names | ({"__len__", "__getitem__", "__iter__", "__next__"} & vars(kind).keys())
 
 
