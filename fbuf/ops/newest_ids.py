@@ -22,7 +22,7 @@ _IS_INT = functools.partial(check.integer, smallest=-check.LARGEST_INT)
 
 @operation(static=("count",), checks={"count": _IS_INT})
 def newest_ids(state: State[Any], count: int) -> Ids:
-    """Name the newest rows, oldest first.
+    """Name the newest rows, oldest first: `[count]`, or `[num_envs, count]`.
 
     Args:
         state: The buffer; never consumed.
