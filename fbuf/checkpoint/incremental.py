@@ -63,6 +63,15 @@ def find_base(
     return None
 
 
+def warn_of_forgetting(function: str, folder: pathlib.Path) -> None:
+    """Warn that a new buffer takes the place of a checkpoint with more rows."""
+    warn(
+        f"fbuf.{function}: the newest checkpoint in {folder} has more rows than this buffer, which "
+        "comes from no checkpoint; old checkpoints are deleted in time. Load the run to go on with "
+        "it, or save to another directory"
+    )
+
+
 def warn_of_rewriting(function: str, folder: pathlib.Path) -> None:
     """Warn, once a directory, that a save cannot tell which rows are new."""
     if folder not in _warned:

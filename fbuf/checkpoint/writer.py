@@ -50,6 +50,7 @@ class PendingCheckpoint:
         widths: The bytes of a row of each array, by store.
         base: The checkpoint that the buffer descends from; None if all rows are written.
         rewrites: Whether all rows are written, although this process has saved rows there.
+        forgets: Whether the buffer descends from no checkpoint, and has fewer rows than the newest.
     """
 
     number: int
@@ -58,6 +59,7 @@ class PendingCheckpoint:
     widths: dict[str, list[int]]
     base: Manifest | None
     rewrites: bool
+    forgets: bool
 
     @property
     def nbytes(self) -> int:
@@ -130,6 +132,9 @@ def prepare(
         widths={store.name: store.widths for store in stores},
         base=base,
         rewrites=base is None and newest is not None and _is_wasteful(newest, described),
+        forgets=carried == lineage.NONE
+        and newest is not None
+        and sum(newest.live["rows"]) > sum(places["rows"].live),
     )
 
 

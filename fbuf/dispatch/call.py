@@ -67,7 +67,7 @@ def one_buffer(function: str, state: State[Any]) -> None:
     if jnp.ndim(state.fault) != 0:
         raise ValueError(
             f"fbuf.{function}: state is a batch of buffers of shape {jnp.shape(state.fault)}; "
-            f"use jax.vmap(fbuf.{function})"
+            f"use jax.vmap(lambda state: fbuf.{function}(state, ...))(state)"
         )
 
 

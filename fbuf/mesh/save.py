@@ -140,6 +140,8 @@ def _write(
         pending = writer.prepare(own, shard, extras.split(extra), now=False, version=VERSION)
         if pending.rewrites:
             incremental.warn_of_rewriting("sharded.save", folder)
+        elif pending.forgets:
+            incremental.warn_of_forgetting("sharded.save", folder)
         writer.commit(own, pending, None)
     crc32 = sharded_manifest.part(own, pending.number).crc32
     return pending.number, crc32, pending.manifest.save_id

@@ -118,6 +118,8 @@ def save(
             pending = writer.prepare(folder, state, beside, now=background, version=VERSION)
             if pending.rewrites:
                 incremental.warn_of_rewriting("save", folder)
+            elif pending.forgets:
+                incremental.warn_of_forgetting("save", folder)
             saved = lineage.with_id(state, pending.manifest.save_id)
             if not background:
                 with progress.shown("fbuf.save", pending.nbytes):

@@ -1147,3 +1147,14 @@ def test_a_checkpoint_is_there_once_a_save_is_complete(kind, tmp_path, monkeypat
     assert not fbuf.has_checkpoint(folder)
     with pytest.raises(ValueError, match=r"fbuf\.has_checkpoint: .gs:.* is a URL"):
         fbuf.has_checkpoint("gs://bucket/run")
+
+
+def test_a_new_buffer_with_fewer_rows_than_the_checkpoint_is_warned_of(tmp_path):
+    """As where a program forgets to use what it has loaded."""
+    full = fbuf.add(fbuf.init(jnp.zeros(()), 8), jnp.arange(6.0))
+    fbuf.save(tmp_path, full)
+    loaded = restored.load(tmp_path).state
+    small = fbuf.add(fbuf.init(jnp.zeros(()), 4), jnp.arange(2.0))
+    with pytest.warns(UserWarning, match="more rows than this buffer.*Load the run"):
+        fbuf.save(tmp_path, small)
+    fbuf.save(tmp_path / "other", fbuf.clear(loaded))  # of its own, though it is empty

@@ -334,7 +334,8 @@ MISUSE = [
     (lambda: fbuf.extend(two(sampler=fbuf.Fifo()), two(num_envs=3, sampler=fbuf.Fifo())),
      ValueError, "take them with fbuf.pop, and add them"),
     (lambda: fbuf.extend(two(), jax.tree.map(lambda leaf: leaf[None], two())), ValueError,
-     "fbuf.extend: state is a batch of buffers of shape (1,); use jax.vmap(fbuf.extend)"),
+     "fbuf.extend: state is a batch of buffers of shape (1,); "
+     "use jax.vmap(lambda state: fbuf.extend(state, ...))(state)"),
     (lambda: fbuf.extend(two(), consumed()), RuntimeError, "fbuf.extend: this state was consumed"),
     (lambda: fbuf.extend(consumed(), two()), RuntimeError, "fbuf.extend: this state was consumed"),
 ]  # fmt: skip
