@@ -71,7 +71,8 @@ def sequence_priority(
             f"fbuf.sequence_priority: loss_mask must be bool, got {check.describe(loss_mask)}; "
             "cast it with .astype(bool)"
         )
-    given = getattr(priority, "shape", ())
+    check.no_list("sequence_priority", "priority", priority)
+    given = jnp.shape(priority)
     if given[:-1] == steps[:-1] and given and given[-1] < steps[-1]:
         raise ValueError(
             f"fbuf.sequence_priority: priority has {given[-1]} steps and loss_mask {steps[-1]}; "
