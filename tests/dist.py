@@ -35,7 +35,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 DIST = ROOT / "dist"
 EXTRAS = {
     "torch": "fbuf_adapters.pytorch",
-    "plot": "fbuf.command.plot",
+    "plot": "fbuf.doctor.picture",
     "tensordict": "fbuf_adapters.tensordict",
     "gymnasium": "fbuf_adapters.gymnasium",
     "sb3": "fbuf_adapters.sb3",
