@@ -35,7 +35,7 @@ matrix: $(READY)  ## Run the core's tests on old and new JAX and Python; writes 
 	$(BIN)/python tests/matrix.py $(ARGS)
 
 dist: $(READY)  ## Build what an index would get, and try it where no clone is; it stays in dist/.
-	$(BIN)/python tests/dist.py $(ARGS)
+	$(BIN)/python tests/release.py $(ARGS)
 
 lint: $(READY)  ## Check style and types.
 	$(BIN)/ruff check .

@@ -7,9 +7,9 @@ import re
 import tomllib
 import zipfile
 
-import dist
 import matrix
 import pytest
+import release
 
 import fbuf
 
@@ -90,24 +90,24 @@ def test_the_extras_for_gpus_ask_for_the_jax_of_the_core():
 
 def test_make_dist_tries_every_other_extra():
     extras = set(PYPROJECT["project"]["optional-dependencies"])
-    assert extras - {"cuda12", "cuda13"} == set(dist.EXTRAS)
+    assert extras - {"cuda12", "cuda13"} == set(release.EXTRAS)
 
 
 def test_the_version_is_the_same_everywhere():
-    assert dist.version() == fbuf.__version__
+    assert release.version() == fbuf.__version__
     assert f"\nversion: {fbuf.__version__}\n" in (ROOT / "CITATION.cff").read_text()
     assert f"\n## [{fbuf.__version__}] - " in (ROOT / "CHANGELOG.md").read_text()
 
 
 def test_only_the_tag_of_the_version_publishes_and_only_with_a_date():
     notes = "# Changelog\n\n## [1.2.0] - 2026-01-31\n"
-    dist.check_tag("v1.2.0", "1.2.0", notes)
+    release.check_tag("v1.2.0", "1.2.0", notes)
     for tag in ("v1.2.1", "1.2.0", "v1.2"):
         with pytest.raises(SystemExit, match=r"tag v1\.2\.0$"):
-            dist.check_tag(tag, "1.2.0", notes)
+            release.check_tag(tag, "1.2.0", notes)
     for other in ("## [1.2.0] - unreleased\n", "## [1.2.01] - 2026-01-31\n", ""):
         with pytest.raises(SystemExit, match=r"CHANGELOG\.md has no line: ## \[1\.2\.0\]"):
-            dist.check_tag("v1.2.0", "1.2.0", other)
+            release.check_tag("v1.2.0", "1.2.0", other)
 
 
 def test_a_wheel_with_tests_or_without_the_license_is_refused(tmp_path):
@@ -128,7 +128,7 @@ def test_a_wheel_with_tests_or_without_the_license_is_refused(tmp_path):
         with zipfile.ZipFile(wheel, "w") as file:
             for name, text in files.items():
                 file.writestr(name, text)
-        dist.check_wheel(wheel)
+        release.check_wheel(wheel)
 
     check(files)
     with pytest.raises(AssertionError, match="files of neither package"):
@@ -147,12 +147,12 @@ def test_a_small_example_needs_what_it_says(tmp_path):
         '"fbuf[torch,plot]" gymnasium six': ({"torch", "plot"}, ["gymnasium", "six"]),
     }.items():
         example.write_text(f'"""Learns.\n\nNeeds `pip install {line}`.\n"""\n')
-        assert dist.needs(example) == expected
+        assert release.needs(example) == expected
 
 
 def test_every_small_example_needs_extras_that_are_there():
     for example in (ROOT / "examples" / "small").glob("*.py"):
-        assert dist.needs(example)[0] <= set(dist.EXTRAS)
+        assert release.needs(example)[0] <= set(release.EXTRAS)
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=[path.name for path in WORKFLOWS])

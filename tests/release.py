@@ -1,9 +1,9 @@
 """Build the wheel and the source distribution, and try both where no clone is.
 
-    python tests/dist.py               two environments: the core, and PyTorch with two extras more
-    python tests/dist.py --quick       the same, with one small example
-    python tests/dist.py --all         an environment for each extra
-    python tests/dist.py --tag v0.3.0  first check that this tag may publish this version
+    python tests/release.py               two environments: the core; PyTorch and two extras more
+    python tests/release.py --quick       the same, with one small example
+    python tests/release.py --all         an environment for each extra
+    python tests/release.py --tag v0.3.0  first check that this tag may publish this version
 
 Each environment is new, and lies outside the clone. The core is installed from the source
 distribution, and the rest from the wheel. The versions are those of `requirements.lock`. In each
@@ -114,7 +114,7 @@ def check_sdist(sdist: pathlib.Path) -> None:
     """The license, the tests and the examples; nothing that is built."""
     with tarfile.open(sdist) as file:
         names = {name.partition("/")[2] for name in file.getnames()}
-    wanted = {"LICENSE", "README.md", "PKG-INFO", "tests/dist.py", "fbuf/py.typed"}
+    wanted = {"LICENSE", "README.md", "PKG-INFO", "tests/release.py", "fbuf/py.typed"}
     assert wanted <= names, f"the source distribution lacks {wanted - names}"
     built = [name for name in names if name.startswith((".venv", "site/", "dist/", "outputs/"))]
     assert not built, f"the source distribution has {built}"
