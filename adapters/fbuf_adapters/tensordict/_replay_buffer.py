@@ -532,7 +532,8 @@ class TensorDictReplayBuffer:
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state of the buffer; see `ReplayBuffer.state_dict`.
 
-        The result includes the `state_dict` of every transform that has one.
+        The result includes the `state_dict` of every transform that has one, and the rows that a
+        `MultiStepTransform` holds back.
         """
         return _snapshot.state_dict(self.buffer, self._codec)
 
@@ -542,10 +543,12 @@ class TensorDictReplayBuffer:
 
         Args:
             state_dict: The result of `state_dict()`.
-            episodes: See there: `"end"` ends the open episodes, also where ids tell them apart.
+            episodes: See there: `"end"` ends the open episodes, also where ids tell them apart. It
+                drops their rows that a `MultiStepTransform` holds back.
 
         Raises:
-            ValueError: See there. Also if the buffer has another number of transforms.
+            ValueError: See there. Also if the buffer has another number of transforms, or of
+                `MultiStepTransform`.
         """
         _snapshot.load_state_dict(self.buffer, self._codec, state_dict, episodes)
 

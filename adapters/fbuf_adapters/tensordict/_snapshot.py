@@ -13,6 +13,7 @@ from tensordict import TensorDict
 import fbuf
 from fbuf.adapter_api import Episodes
 from fbuf_adapters.pytorch import ReplayBuffer, _snapshot
+from fbuf_adapters.tensordict import _pending
 from fbuf_adapters.tensordict._codec import NAME, Codec
 from fbuf_adapters.tensordict._leaves import Form
 
@@ -37,7 +38,7 @@ def load_state_dict(
         rows["ahead"] = [
             TensorDict(batch, batch_size=size, device=device) for size, batch in rows["ahead"]
         ]
-        resume = lambda: stack.enter_context(_resumed(codec, saved))
+        resume = lambda: stack.enter_context(_resumed(codec, saved, episodes))
         _snapshot.load_state_dict(buffer.contents, rows, episodes, resume)
 
 
@@ -59,7 +60,7 @@ def load(
                     f"{NAME}.loads: {os.fspath(path)!r} was saved by another kind of buffer"
                 )
             _check_transforms("loads", codec, extra["tensordict"])
-            stack.enter_context(_resumed(codec, extra["tensordict"]))
+            stack.enter_context(_resumed(codec, extra["tensordict"], episodes))
 
         _check_not_torchrls(path)
         _snapshot.load(buffer.contents, path, False, episodes, check)
@@ -84,6 +85,7 @@ def _figures(codec: Codec) -> dict[str, Any]:
         "beta": run.beta,
         "write_count": run.write_count,
         "transforms": codec.transforms.state_dicts(),
+        "pending": _pending.saved(codec.transforms.all),
     }
 
 
@@ -95,17 +97,28 @@ def _check_transforms(function: str, codec: Codec, saved: dict[str, Any]) -> Non
             f"{NAME}.{function}: state_dict has {count} transforms, but this "
             f"buffer has {own}; append the same transforms first"
         )
+    held, own = saved.get("pending"), len(_pending.saved(codec.transforms.all))
+    if held is not None and len(held) != own:
+        raise ValueError(
+            f"{NAME}.{function}: state_dict has the pending rows of {len(held)} "
+            f"MultiStepTransforms, but this buffer has {own} of them; append the same transforms "
+            "first"
+        )
 
 
 @contextlib.contextmanager
-def _resumed(codec: Codec, saved: dict[str, Any]) -> Generator[None]:
+def _resumed(codec: Codec, saved: dict[str, Any], episodes: Episodes) -> Generator[None]:
     """Load saved transforms, and saved figures once the block has loaded the rows."""
-    before = codec.transforms.state_dicts()
+    transforms = codec.transforms
+    before, held = transforms.state_dicts(), _pending.saved(transforms.all)
+    none = [None] * len(held)  # of older figures
     try:
-        codec.transforms.load(saved["transforms"])
+        transforms.load(saved["transforms"])
+        _pending.load(transforms.all, saved.get("pending", none), episodes)
         yield
     except BaseException:
-        codec.transforms.load(before)
+        transforms.load(before)
+        _pending.load(transforms.all, held, "keep")
         raise
     dtypes = dict(saved["dtypes"])
     codec.run.__dict__.update(  # one instruction, which no exception can cut in two

@@ -6,6 +6,7 @@ The rest, both buffers do: see `test_buffers.py`.
 import contextlib
 import copy
 import dataclasses
+import io
 import itertools
 import os
 import pickle
@@ -1161,6 +1162,89 @@ def test_what_was_saved_of_a_transform_is_nobody_elses():
     new.load_state_dict(saved)
     batch = new.sample()
     assert torch.equal(batch["next", "reward"].squeeze(-1), batch["number"] / 4)
+
+
+def steps(start, count, ends=(), lead=()):
+    """Steps that a transform for several steps takes; rewards are numbered, from 1 on."""
+    number = torch.arange(start, start + count).unsqueeze(-1).expand(*lead, count, 1)
+    done = sum((number == end for end in ends), torch.zeros_like(number)).bool()
+    after = {"reward": number + 1.0, "done": done, "terminated": done, "number": number + 1}
+    return TensorDict({"number": number, "next": after}, batch_size=[*lead, count])
+
+
+def several(**options):
+    return ours(transform=Compose(MultiStepTransform(n_steps=3, gamma=1.0)), **options)
+
+
+def moved(how, rb, new, path, **options):
+    """Save one buffer, and load it into another."""
+    if how == "state_dict":
+        saved = io.BytesIO()
+        torch.save(rb.state_dict(), saved)
+        new.load_state_dict(torch.load(io.BytesIO(saved.getvalue())), **options)
+    else:
+        rb.dumps(path)
+        new.loads(path, **options)
+    return new
+
+
+HOWS = pytest.mark.parametrize("how", ["state_dict", "dumps"])
+
+
+@HOWS
+@pytest.mark.parametrize("num_envs", [None, 2])
+def test_rows_that_a_transform_holds_back_are_saved(how, num_envs, tmp_path):
+    lead = () if num_envs is None else (num_envs,)
+    rb, new = several(num_envs=num_envs), several(num_envs=num_envs)
+    new.extend(steps(90, 5, lead=lead))  # which is forgotten
+    rb.extend(steps(0, 5, lead=lead))
+    moved(how, rb, new, tmp_path, episodes="keep")
+    for one in (rb, new):
+        one.extend(steps(5, 2, lead=lead))
+    assert len(new) == len(rb) == 4 * (num_envs or 1)
+    assert_same(new[:], rb[:])
+    assert new[..., 2]["next", "reward"].flatten().tolist() == [3.0 + 4 + 5] * (num_envs or 1)
+
+
+@HOWS
+def test_rows_held_back_are_joined_to_no_other_episode(how, tmp_path):
+    rb, new = several(), several()
+    rb.extend(steps(0, 6, ends=[4]))  # step 4 ends an episode, step 5 begins another
+    moved(how, rb, new, tmp_path)
+    new.extend(steps(90, 5))
+    assert new[:]["number"].flatten().tolist() == [0, 1, 2, 3, 4, 90, 91]
+    assert new[:]["next", "reward"].flatten().tolist() == [6, 9, 12, 9, 5, 276, 279]
+
+
+def test_no_rows_of_another_run_are_held_back():
+    rb, new = several(), several()
+    new.extend(steps(90, 5))
+    moved("state_dict", rb, new, None, episodes="keep")
+    new.extend(steps(0, 4))
+    assert new[:]["number"].flatten().tolist() == [0]
+
+
+def test_rows_held_back_stay_after_a_load_that_fails(monkeypatch):
+    rb, new = several(), several()
+    rb.extend(steps(0, 5))
+    new.extend(steps(90, 5))
+
+    def raises(*_):
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_snapshot, "_resumed", raises)
+        with pytest.raises(MemoryError):
+            new.load_state_dict(rb.state_dict())
+    new.extend(steps(95, 1))
+    assert new[:]["number"].flatten().tolist() == [90, 91, 92]
+
+
+def test_rows_held_back_need_their_transform():
+    other = ours(transform=lambda batch: batch)
+    other.extend(rows(2))
+    with pytest.raises(ValueError, match=r"pending rows of 1 MultiStepTransforms.*has 0 of them"):
+        other.load_state_dict(several().state_dict())
 
 
 @pytest.mark.sweep
