@@ -553,35 +553,47 @@ class TensorDictReplayBuffer:
         _snapshot.load_state_dict(self.buffer, self._codec, state_dict, episodes)
 
     @of_tensordicts
-    def dumps(self, path: str | os.PathLike[str]) -> None:
-        """Save the buffer to a directory, as `fbuf.save` does; see `ReplayBuffer.save`."""
-        _snapshot.save(self.buffer, self._codec, path)
+    def dumps(self, path: str | os.PathLike[str], *, extra: Any = None) -> None:
+        """Save the buffer to a directory, as `fbuf.save` does; see `ReplayBuffer.save`.
+
+        Args:
+            path: The directory.
+            extra: More to save, such as the `state_dict()` of a network; see there. The buffer and
+                `extra` become one checkpoint: both are there, or neither is.
+
+        Raises:
+            TypeError: If `extra` holds something that cannot be saved; see there.
+        """
+        _snapshot.save(self.buffer, self._codec, path, extra)
 
     @of_tensordicts
-    def loads(self, path: str | os.PathLike[str], *, episodes: Episodes = "end") -> None:
+    def loads(self, path: str | os.PathLike[str], *, episodes: Episodes = "end") -> Any:
         """Load a directory that `dumps` wrote; see `ReplayBuffer.load`.
 
         Args:
             path: The directory.
             episodes: As for `load_state_dict`.
 
+        Returns:
+            The `extra` that was given to `dumps`, its tensors on CPU; None if there was none.
+
         Raises:
             fbuf.CheckpointError: See there. Also if another kind of buffer was saved there.
             ValueError: As `load_state_dict`.
         """
-        _snapshot.load(self.buffer, self._codec, path, episodes)
+        return _snapshot.load(self.buffer, self._codec, path, episodes)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, extra: Any = None) -> None:
         """Call `dumps`, which has this name in TorchRL, too."""
-        self.dumps(path)
+        self.dumps(path, extra=extra)
 
-    def dump(self, path: str | os.PathLike[str]) -> None:
+    def dump(self, path: str | os.PathLike[str], *, extra: Any = None) -> None:
         """Call `dumps`, which has this name in TorchRL, too."""
-        self.dumps(path)
+        self.dumps(path, extra=extra)
 
-    def load(self, path: str | os.PathLike[str], *, episodes: Episodes = "end") -> None:
+    def load(self, path: str | os.PathLike[str], *, episodes: Episodes = "end") -> Any:
         """Call `loads`, which has this name in TorchRL, too."""
-        self.loads(path, episodes=episodes)
+        return self.loads(path, episodes=episodes)
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

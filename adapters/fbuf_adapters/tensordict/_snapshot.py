@@ -42,16 +42,16 @@ def load_state_dict(
         _snapshot.load_state_dict(buffer.contents, rows, episodes, resume)
 
 
-def save(buffer: ReplayBuffer, codec: Codec, path: str | os.PathLike[str]) -> None:
-    """Save the buffer to a directory."""
+def save(buffer: ReplayBuffer, codec: Codec, path: str | os.PathLike[str], extra: Any) -> None:
+    """Save the buffer to a directory, and what the user saves with it."""
     with buffer.lock:
-        buffer.save(path, extra={"tensordict": _figures(codec)})
+        buffer.save(path, extra={"tensordict": _figures(codec), "extra": extra})
 
 
 def load(
     buffer: ReplayBuffer, codec: Codec, path: str | os.PathLike[str], episodes: Episodes
-) -> None:
-    """Load a directory that `save` wrote."""
+) -> Any:
+    """Load a directory that `save` wrote, and return the extra; None if there is none."""
     with buffer.lock, contextlib.ExitStack() as stack:
 
         def check(extra: Any) -> None:
@@ -63,7 +63,7 @@ def load(
             stack.enter_context(_resumed(codec, extra["tensordict"], episodes))
 
         _check_not_torchrls(path)
-        _snapshot.load(buffer.contents, path, False, episodes, check)
+        return _snapshot.load(buffer.contents, path, False, episodes, check).get("extra")
 
 
 def _check_not_torchrls(path: str | os.PathLike[str]) -> None:

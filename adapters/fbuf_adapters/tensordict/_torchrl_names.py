@@ -18,7 +18,7 @@ _WRITE = (
     "change fields with rb.buffer.write(ids, fields), where the ids of a batch are "
     "fbuf.Ids(batch['index'], batch['index_generation'])"
 )
-_HOOKS = "save what is yours beside rb.dumps(path), or in a transform with a state_dict"
+_HOOKS = "save what is yours with rb.dumps(path, extra=...), which rb.loads(path) returns"
 _ONE_PROCESS = (
     "its rows lie in one process, and cannot be shared with the workers of a collector of several "
     "processes, such as MultiSyncCollector. Make the collector without replay_buffer, and add what "

@@ -1357,6 +1357,31 @@ def test_other_names_of_saving(tmp_path):
         assert len(new) == 8
 
 
+@pytest.mark.parametrize(("save", "load"), [("dumps", "loads"), ("save", "load"), ("dump", "load")])
+def test_networks_are_saved_with_the_buffer(save, load, tmp_path):
+    rb, net = agent(0), torch.nn.Linear(2, 3)
+    rb.extend(rows(8))
+    extra = {"net": net.state_dict(), "steps": 8}
+    getattr(rb, save)(tmp_path, extra=extra)
+    with torch.no_grad():
+        wanted = net.weight.clone()
+        net.weight.fill_(0)
+    new = agent(0)
+    found = getattr(new, load)(tmp_path)
+    assert found["steps"] == 8
+    assert torch.equal(found["net"]["weight"], wanted)
+    assert len(new) == 8
+    getattr(rb, save)(tmp_path)
+    assert getattr(new, load)(tmp_path) is None
+
+
+def test_what_cannot_be_saved_with_the_buffer(tmp_path):
+    rb = filled()
+    with pytest.raises(TypeError, match=r"TensorDictReplayBuffer\.dumps: extra cannot write a .*Linear"):
+        rb.dumps(tmp_path, extra={"net": torch.nn.Linear(2, 3)})
+    assert not os.listdir(tmp_path)
+
+
 def test_what_it_is_in_one_line():
     rb = filled()
     assert repr(rb).startswith("TensorDictReplayBuffer(8 of 10 rows, sampler=Prioritized(")
