@@ -93,10 +93,13 @@ def names(function: str, argument: str, value: Any) -> None:
 
 def name(function: str, argument: str, value: Any) -> None:
     """Require the name of a field."""
-    if not isinstance(value, str):
-        raise TypeError(
-            f"fbuf.{function}: {argument} must be the name of a field, a str, got {value!r}"
-        )
+    if isinstance(value, str):
+        return
+    said = f"fbuf.{function}: {argument} must be the name of a field, a str, got {value!r}"
+    if isinstance(value, tuple) and value and all(isinstance(part, str) for part in value):
+        dotted = ".".join(value)
+        said += f"; write a nested name with dots: {dotted!r}"
+    raise TypeError(said)
 
 
 def name_or_none(function: str, argument: str, value: Any) -> None:

@@ -287,6 +287,7 @@ MISUSE = [  # what is called, exactly which exception, and what it says
     (lambda: fbuf.nbytes(ITEM, 8, rows=1), TypeError, "nbytes: got an unexpected"),
     (lambda: fbuf.Mixture(1e-30, prioritized=1e30), ValueError, "uniform is 1e-30, of 1e.30"),
     (lambda: fbuf.Transition(3), TypeError, "next_of must be the name of a field"),
+    (lambda: fbuf.Transition(("a", "b")), TypeError, "write a nested name with dots: 'a.b'"),
     (lambda: fbuf.NStep(2, gamma=0.9, next_of=3), TypeError, "next_of must be the name"),
     (lambda: fbuf.rows([]), TypeError, "rows: state must be a fbuf.State"),
     (lambda: fbuf.rows(filled(), view=fbuf.Item), TypeError, "rows: view must be a View"),

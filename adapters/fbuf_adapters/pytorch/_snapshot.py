@@ -265,10 +265,11 @@ def _check(what: str, figures: Mapping[str, Any], spec: Spec, other: type[Except
             f"{what} has version {figures['version']}, but this release reads version {VERSION}; "
             "load it with the release that wrote it"
         )
-    if figures["made_with"] != _made_with(spec):
+    theirs, own = figures["made_with"], _made_with(spec)
+    if differ := [name for name in {**own, **theirs} if theirs.get(name) != own.get(name)]:
         raise ValueError(
-            f"{what} is from a buffer made with {figures['made_with']}, but this buffer "
-            f"was made with {_made_with(spec)}; use the same arguments"
+            f"{what} is from a buffer made with {_in_words(theirs, differ)}, but this buffer "
+            f"was made with {_in_words(own, differ)}; use the same arguments"
         )
     if figures["ahead"] and figures["batch_size"] != spec.batch_size:
         raise ValueError(
@@ -313,3 +314,12 @@ def _made_with(spec: Spec) -> dict[str, Any]:
     names = ("capacity", "num_envs", "autoreset", "lockstep", "next_of", "max_ends")
     options = spec.buffer.options
     return {**{name: options[name] for name in names}, "sampler": repr(options["sampler"])}
+
+
+def _in_words(made_with: Mapping[str, Any], names: list[str]) -> str:
+    """Return arguments as they are written in a call; samplers are saved as such words."""
+    return ", ".join(
+        f"{name}={value if name == 'sampler' else repr(value)}"
+        for name in names
+        for value in (made_with.get(name),)
+    )

@@ -18,6 +18,10 @@ _SAID = (
     (re.compile(rf"^({re.escape(NAME)})\.save:"), r"\1.dumps:"),
     (re.compile(rf"^({re.escape(NAME)}\.extend: )items\b"), r"\1data"),
     (re.compile(r"\bitems\["), "data["),
+    (
+        re.compile(r"^\w+\.sample\(\) got an unexpected keyword argument 'beta'.*"),
+        f"{NAME}.sample: there is no argument 'beta'; set it before, such as rb.beta = 0.5",
+    ),
 )
 
 

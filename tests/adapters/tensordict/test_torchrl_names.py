@@ -45,6 +45,14 @@ def test_n_step_of_the_layout_of_torchrl():
     assert torch.equal(batch["reward"], added["next", "reward"][batch["index"], 0])
 
 
+def test_a_key_of_torchrl_as_the_name_of_a_field():
+    view = fbuf.NStep(2, gamma=0.9, reward=("next", "reward"))  # pyright: ignore[reportArgumentType]
+    rb = TensorDictReplayBuffer(8, view=view, batch_size=6)
+    rb.extend(rows())
+    with pytest.raises(TypeError, match=r"reward must be .*; write a nested name .*'next\.reward'"):
+        rb.sample()
+
+
 # Attributes.
 
 
