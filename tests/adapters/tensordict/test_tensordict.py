@@ -1231,6 +1231,28 @@ def test_no_rows_of_another_run_are_held_back():
     assert new[:]["number"].flatten().tolist() == [0]
 
 
+def test_copies_hold_the_same_rows_back():
+    """A deep copy goes on within the episode; `pickle` ends the episode."""
+    rb = several()
+    rb.extend(steps(0, 5))
+    other, pickled = copy.deepcopy(rb), pickle.loads(pickle.dumps(rb))
+    for one in (rb, other, pickled):
+        one.extend(steps(5, 4))
+    assert rb[:]["number"].flatten().tolist() == [0, 1, 2, 3, 4, 5]
+    assert_same(other[:], rb[:])
+    assert pickled[:]["number"].flatten().tolist() == [0, 1, 5]
+
+
+def test_a_state_dict_of_an_earlier_version_holds_no_rows_back():
+    rb, new = several(), several()
+    new.extend(steps(90, 5))
+    saved = rb.state_dict()
+    del saved["pending"]
+    new.load_state_dict(saved, episodes="keep")
+    new.extend(steps(0, 4))
+    assert new[:]["number"].flatten().tolist() == [0]
+
+
 def test_rows_held_back_stay_after_a_load_that_fails(monkeypatch):
     rb, new = several(), several()
     rb.extend(steps(0, 5))
