@@ -441,7 +441,7 @@ def _reached(achieved, goal):
         fbuf.Hindsight(_reached),
         fbuf.Hindsight(_reached, copies=2),
     ],
-    ids=repr,
+    ids=["n", "some", "return", "goal", "goals"],
 )
 @pytest.mark.parametrize("host", [False, True])
 def test_a_reward_may_be_a_column(view, host):
