@@ -158,9 +158,7 @@ def test_an_integer_that_does_not_fit_changes_nothing(kind):
     too_large = rows(COUNT, 2**31 - COUNT + 1)
     for buffer in (kind.make(), filled(kind)):
         count = len(buffer)
-        with pytest.raises(
-            InteropError, match=r"extend: (items|data)\['number'\].*int32 cannot hold"
-        ):
+        with pytest.raises(InteropError, match=r"extend: (items|data)\['number'\].*cannot hold"):
             kind.extend(buffer, too_large)
         assert len(buffer) == count
         kind.extend(buffer, rows(COUNT, 2**31 - COUNT))
