@@ -276,6 +276,34 @@ def test_limits_hold_over_all_shards(shape, sampler, autoreset, seeds):
         history(LimitedShards(shape, sampler, autoreset), (3, 9), seed)
 
 
+class LimitedOnEight(LimitedShards):
+    """The same over eight shards on eight devices."""
+
+    shards = 8
+
+    @staticmethod
+    def empty(item, capacity, **options):
+        return sharded.init(item, capacity, mesh=meshes.mesh(8), shards=8, **options)
+
+    def ids(self, rng, count=8, odd=False):
+        return Pair.ids(self, rng, 8, odd)
+
+
+@SWEEP
+@pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices")
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        fbuf.Limited(EXACT, max_uses=2, max_age=3),
+        fbuf.Limited(PER_WINDOW, max_uses=3, version="version"),
+    ],
+    ids=["rows", "windows"],
+)
+def test_limits_hold_on_eight_devices(sampler):
+    for seed in range(40):
+        history(LimitedOnEight((8, 4, True), sampler, "next_step"), (3, 9), seed)
+
+
 def test_fresh_rows_of_all_shards_count_as_used():
     """The candidates that are taken keep their places: the first ones are the fresh rows."""
     sampler = fbuf.Limited(fbuf.FreshFirst(most=3), max_uses=1)
