@@ -173,31 +173,36 @@ def test_rows_are_where_the_sampler_puts_them(sampler, seeds):
 
 
 class Shards:
-    """A buffer over four shards on two devices, and the rows of each shard by slot."""
+    """A buffer over several shards, and the rows of each shard by slot."""
 
-    def __init__(self, sampler, seed):
+    def __init__(self, sampler, seed, shards, devices):
         self.rng, self.sampler = np.random.default_rng(seed), sampler
-        self.pairs = [Pair(sampler, seed + shard) for shard in range(4)]
+        self.pairs = [Pair(sampler, seed + shard) for shard in range(shards)]
         self.state = sharded.init(
-            jnp.int32(0), 4 * CAPACITY, mesh=meshes.mesh(2), shards=4, sampler=sampler
+            jnp.int32(0),
+            shards * CAPACITY,
+            mesh=meshes.mesh(devices),
+            shards=shards,
+            sampler=sampler,
         )
-        self.number, self.added = 0, np.zeros(4)
+        self.number, self.added = 0, np.zeros(shards)
 
     def add(self):
-        each = int(self.rng.choice([1, 4, 20]))
-        numbers = self.number + np.arange(4 * each, dtype=np.int32)
-        self.number += 4 * each
+        shape = len(self.pairs), int(self.rng.choice([1, 4, 20]))
+        numbers = self.number + np.arange(np.prod(shape), dtype=np.int32)
+        self.number += len(numbers)
         # Shards get different numbers of rows.
-        mask = self.rng.random((4, each)) < np.array([[0.9], [0.5], [0.8], [0.2]])
-        priority = self.rng.choice([0.0, 0.5, 1.0, 2.0, 3.0, np.nan], 4 * each).astype(np.float32)
+        mask = self.rng.random(shape) < np.resize([0.9, 0.5, 0.8, 0.2], (len(self.pairs), 1))
+        priority = self.rng.choice([0.0, 0.5, 1.0, 2.0, 3.0, np.nan], len(numbers))
+        priority = priority.astype(np.float32)
         given = {"priority": priority} if self.pairs[0].per else {}
         if given:
-            self.place(numbers.reshape(4, each), priority.reshape(4, each), mask)
+            self.place(numbers.reshape(shape), priority.reshape(shape), mask)
         self.state = OVER_SHARDS.add(self.state, numbers, mask=mask.ravel(), **given)
         self.added += mask.sum(axis=1)
         self.look()
         if not given:
-            for pair, new, meant in zip(self.pairs, numbers.reshape(4, each), mask, strict=True):
+            for pair, new, meant in zip(self.pairs, numbers.reshape(shape), mask, strict=True):
                 pair.look_up(new[meant])
 
     def place(self, numbers, priority, mask):
@@ -216,11 +221,11 @@ class Shards:
             pair.state = part
 
     def ids(self):
-        """Name four live rows, some of them twice; none if no shard has one."""
+        """Name as many live rows as shards, some of them twice; none if no shard has one."""
         live = [(shard, slot) for shard, pair in enumerate(self.pairs) for slot in pair.live()]
         if not live:
             return [], None
-        rows = [live[at] for at in self.rng.integers(len(live), size=4)]
+        rows = [live[at] for at in self.rng.integers(len(live), size=len(self.pairs))]
         names = [self.pairs[s].state.ring.writes[slot] for s, slot in rows]
         shard, slot = np.array(rows, np.int32).T
         return rows, sharded.ShardedIds(shard, slot, np.array(names, np.int32))
@@ -236,7 +241,7 @@ class Shards:
     def update(self):
         rows, ids = self.ids()
         if rows and self.pairs[0].per:
-            new = self.rng.choice([0.25, 1.5, 7.0], 4).astype(np.float32)
+            new = self.rng.choice([0.25, 1.5, 7.0], len(rows)).astype(np.float32)
             self.state = OVER_SHARDS.update_priority(self.state, ids, new)
             for (shard, slot), priority in zip(rows, new, strict=True):
                 pair = self.pairs[shard]
@@ -245,7 +250,7 @@ class Shards:
             self.look()
 
     def clear(self):
-        self.state, self.added = sharded.clear(self.state), np.zeros(4)
+        self.state, self.added = sharded.clear(self.state), np.zeros_like(self.added)
         for pair in self.pairs:
             pair.slots, pair.ever = {}, 0.0
         self.look()
@@ -269,12 +274,16 @@ class Shards:
             )
 
 
-@pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
 @pytest.mark.parametrize("sampler", [fbuf.Reservoir(3), LOWEST, EVER], ids=["any", "low", "ever"])
-@pytest.mark.parametrize("seeds", [1, pytest.param(25, marks=SWEEP)])
-def test_each_shard_places_its_own_rows(sampler, seeds):
+@pytest.mark.parametrize(
+    ("seeds", "number", "devices"),
+    [(1, 4, 2), pytest.param(25, 4, 2, marks=SWEEP), pytest.param(25, 8, 8, marks=SWEEP)],
+)
+def test_each_shard_places_its_own_rows(sampler, seeds, number, devices):
+    if jax.device_count() < devices:
+        pytest.skip(f"needs {devices} devices")
     for seed in range(seeds):
-        shards = Shards(sampler, seed)
+        shards = Shards(sampler, seed, number, devices)
         shards.agree()
         for _ in range(10):
             kinds = ["add", "remove", "update", "clear"]
