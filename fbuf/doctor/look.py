@@ -20,7 +20,7 @@ from fbuf.samplers.protocol import Sampler
 from fbuf.samplers.queues import queue_of
 from fbuf.state import State
 from fbuf.storage.faults import Fault
-from fbuf.storage.ring import DUMMY, REMOVED
+from fbuf.storage.ring import DUMMY, REMOVED, UNFINISHED
 from fbuf.storage.stored_lanes import Lane, stored_lanes
 
 UNORDERED = "rows lie in no order of time"
@@ -158,6 +158,7 @@ def _figures(found: Found, unread: int | None) -> dict[str, Any]:
         "oldest": None if unordered else oldest,
         "rewards not finite": sum(bad) if found.rewards else None,
         "episodes": found.episodes.lengths.size,
+        "unfinished": int((flags & UNFINISHED > 0).sum()),
         "length": spread(found.episodes.lengths),
         "return": None if returns is None else spread(returns),
         "returns not finite": None if returns is None else int((~np.isfinite(returns)).sum()),

@@ -21,6 +21,8 @@ def entries(found: Found) -> dict[str, str]:
     episodes = f"{of['episodes']:,} whole"
     if of["length"]:
         episodes += f", of {text.spread(*of['length'])} rows"
+    if of["unfinished"]:
+        episodes += f"; {of['unfinished']:,} cut short by a load or by fbuf.extend"
     figures = of["sampler figures"]
     return {
         "rows": f"{of['rows']:,}, {of['fill']:.1%} of the slots; {of['removed']:,} removed, "

@@ -23,7 +23,7 @@ from fbuf.mesh.per_device import refuse_set_mesh
 from fbuf.mesh.processes import all_have, all_say, is_alone
 from fbuf.mesh.reshard import check_shards, latest_lap, regrouping
 from fbuf.mesh.shards import assembled
-from fbuf.mesh.split import end_episode
+from fbuf.mesh.split import cut_episodes
 from fbuf.mesh.state import ShardedState
 from fbuf.ops.init import init
 from fbuf.ops.load import Episodes, as_damage, read
@@ -124,7 +124,7 @@ def load(
             raise
         if all_have(failure is None, alone) and found is not None:
             seen.note(folder, heads.values())
-            return found._replace(state=end_episode(found.state)) if episodes == "end" else found
+            return found._replace(state=cut_episodes(found.state)) if episodes == "end" else found
         if failure is None:
             failure = CheckpointError(
                 f"fbuf.{name}: another process cannot read checkpoint {number} of {folder}, and "

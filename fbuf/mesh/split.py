@@ -21,6 +21,7 @@ from fbuf.mesh.state import ShardedSample, ShardedState
 from fbuf.ops.after import reads_of
 from fbuf.ops.can_sample import can_sample as plain_can_sample
 from fbuf.ops.clear import clear as plain_clear
+from fbuf.ops.end_episode import cut_episodes as plain_cut
 from fbuf.ops.end_episode import end_episode as plain_end
 from fbuf.ops.raise_on_fault import raise_for, refuse_traced
 from fbuf.ops.size import size as plain_size
@@ -91,6 +92,13 @@ def end_episode(
 
     specs = (per_device.along(state, mask),)
     return per_device.on_devices("end_episode", run, state, (mask,), specs, state.spec)
+
+
+@sharded_operation()
+def cut_episodes(state: ShardedState[Item], *, donate: bool = True) -> ShardedState[Item]:
+    """End the open episodes as `end_episode` does, and mark that their rest never comes."""
+    run = lambda state: per_device.changed(plain_cut, state)
+    return per_device.on_devices("load", run, state, out=state.spec)
 
 
 @sharded_operation()

@@ -6,11 +6,13 @@ import dataclasses
 
 import chex
 import jax
+import jax.numpy as jnp
 
 from fbuf.dispatch import parse, read_before_write
 from fbuf.dispatch.call import operation
 from fbuf.state import State
 from fbuf.storage.faults import collected
+from fbuf.storage.ring import TRUNCATED, UNFINISHED
 from fbuf.storage.store import Item
 from fbuf.xla.tie import tie
 
@@ -61,15 +63,28 @@ def end_episode(
     return ended(state, lanes)
 
 
-def ended(state: State[Item], lanes: jax.Array) -> State[Item]:
+@operation()
+def cut_episodes(state: State[Item], *, donate: bool = True) -> State[Item]:
+    """End the open episodes as `end_episode` does, and mark that their rest never comes."""
+    if state.ring.writes is not None:
+        return state
+    return ended(state, jnp.ones(state.ring.lanes, bool), TRUNCATED | UNFINISHED)
+
+
+def ended(state: State[Item], lanes: jax.Array, bits: int = TRUNCATED) -> State[Item]:
     """Truncate the open episodes of some lanes, bool `[lanes]`."""
     # The fault is known once all earlier reads of the buffer are done.
-    return end_lanes(state, tie(lanes, state.fault))
+    return end_lanes(state, tie(lanes, state.fault), bits=bits)
 
 
-def end_lanes(state: State[Item], lanes: jax.Array, resets: jax.Array | None = None) -> State[Item]:
+def end_lanes(
+    state: State[Item],
+    lanes: jax.Array,
+    resets: jax.Array | None = None,
+    bits: int = TRUNCATED,
+) -> State[Item]:
     """Truncate the open episodes of some lanes, where nothing is read any more; see `Ring.end`."""
-    ring, slots = state.ring.end(lanes, resets)
+    ring, slots = state.ring.end(lanes, resets, bits)
     next_obs, fault = state.next_obs, state.fault
     if next_obs is not None:
         next_obs, lost = next_obs.end(ring, slots)

@@ -18,6 +18,7 @@ from fbuf.samplers.placing import refuse
 from fbuf.state import State
 from fbuf.storage.episode_order import whole_episodes
 from fbuf.storage.faults import Fault, bits_where
+from fbuf.storage.ring import TRUNCATED, UNFINISHED
 from fbuf.storage.store import Item
 from fbuf.xla.place import settled
 
@@ -105,7 +106,7 @@ def _extend(states: tuple[State[Item], State[Item]]) -> State[Item]:
     if state.sampler.is_queue:
         lost = (steps > ring.lane_length).any() & (room is None)
         fault |= bits_where(lost, Fault.LOST_UNREAD)
-    new = ended(dataclasses.replace(state, fault=fault), taken > 0)
+    new = ended(dataclasses.replace(state, fault=fault), taken > 0, TRUNCATED | UNFINISHED)
     new = appended(new, [source], kept, taken)
     if not isinstance(source, Lanes):
         new = ended(new, taken > 0)  # as its own open episode: whole

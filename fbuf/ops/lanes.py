@@ -19,7 +19,17 @@ from fbuf.state import State
 from fbuf.storage.append import append
 from fbuf.storage.episode_order import whole_episodes
 from fbuf.storage.faults import Fault, bits_where, collected
-from fbuf.storage.ring import CUT, DUMMY, ENDS, NEXT_BEGINS, REMOVED, STANDS_IN, TRUNCATED, Ring
+from fbuf.storage.ring import (
+    CUT,
+    DUMMY,
+    ENDS,
+    NEXT_BEGINS,
+    REMOVED,
+    STANDS_IN,
+    TRUNCATED,
+    UNFINISHED,
+    Ring,
+)
 from fbuf.storage.store import Item
 from fbuf.xla.rows import flat
 
@@ -97,7 +107,7 @@ class Dealt(NamedTuple):
     def closed(self, slots: jax.Array, flags: jax.Array) -> jax.Array:
         """Return the flags of ends that rows get: open episodes are truncated."""
         is_open = (flags & ENDS == 0) & (self.state.ring.newer(slots) == 0)
-        return flags & ENDS | jnp.where(is_open, jnp.uint8(TRUNCATED), jnp.uint8(0))
+        return flags & ENDS | jnp.where(is_open, jnp.uint8(TRUNCATED | UNFINISHED), jnp.uint8(0))
 
     def fills(self, step: jax.Array, kept: jax.Array) -> jax.Array | None:
         """Tell which rows only fill a lane: bool `[steps, number]`; None if no row does."""
@@ -263,7 +273,7 @@ def _read(of: Source, step: jax.Array, kept: jax.Array) -> _SourceSteps:
         flat = slots.reshape(-1)
         read = old.next_obs.read(old.storage, old.ring, flat, flags.reshape(-1))
         following = jax.tree.map(lambda leaf: leaf.reshape(*slots.shape, *leaf.shape[1:]), read)
-    given = of.closed(slots, flags) | cut | flags & STANDS_IN
+    given = of.closed(slots, flags) | cut | flags & (STANDS_IN | UNFINISHED)
     if (fills := of.fills(step, kept)) is not None:
         flags = jnp.where(fills, jnp.uint8(REMOVED), flags)
         given = jnp.where(fills, jnp.uint8(TRUNCATED), given)

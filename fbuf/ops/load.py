@@ -28,7 +28,7 @@ from fbuf.checks import values as check
 from fbuf.checks.warn import warn
 from fbuf.dispatch import parse
 from fbuf.ops import fields
-from fbuf.ops.end_episode import end_episode
+from fbuf.ops.end_episode import cut_episodes
 from fbuf.ops.init import init
 from fbuf.ops.resize import resize
 from fbuf.samplers.protocol import Sampler
@@ -84,9 +84,10 @@ def load(
     """Read the newest checkpoint of a directory.
 
     A run that goes on from there resets its environments, as a rule. So the episodes that were open
-    are ended, as by `fbuf.end_episode`; all else is bit for bit as `fbuf.save` returned it. With
-    `episodes="keep"` all of it is, and training goes on as if it had never stopped: restore the
-    environments, too. All bytes are held against their checksums. Nothing that a file says is run.
+    are ended, as by `fbuf.end_episode`, and `fbuf.report` does not count these episodes as whole.
+    All else is bit for bit as `fbuf.save` returned it. With `episodes="keep"` all of it is, and
+    training goes on as if it had never stopped: restore the environments, too. All bytes are held
+    against their checksums. Nothing that a file says is run.
 
     The buffer carries the save id of the checkpoint, so the next save to the directory writes only
     what is new. Checkpoints of fbuf 0.2 have no save id; the first save after them writes all rows.
@@ -147,7 +148,7 @@ def load(
     extra = extra if with_extra else extras.LEFT_OUT
     with allocating():
         found = newest(path, item, sampler, extra, fallback, init)
-    state = end_episode(found.state) if episodes == "end" else found.state
+    state = cut_episodes(found.state) if episodes == "end" else found.state
     if fill or drop:
         with allocating():
             # Without a save id: no save may take its rows for those of a checkpoint.

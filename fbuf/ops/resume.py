@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, get_args
 
 from fbuf.checks import values
-from fbuf.ops.end_episode import end_episode
+from fbuf.ops.end_episode import cut_episodes
 from fbuf.ops.load import Episodes
 from fbuf.state import State
 
@@ -23,6 +23,6 @@ def resumed(buffer: Any, episodes: Episodes) -> Any:
     if episodes == "keep":
         return buffer
     if isinstance(buffer, State):
-        return end_episode(buffer)
-    buffer.end_episode()
+        return cut_episodes(buffer)
+    buffer.contents.change(cut_episodes)
     return buffer

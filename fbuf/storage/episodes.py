@@ -148,7 +148,8 @@ class Spans(NamedTuple):
             oldest row of the lane.
         last: int64 `[episodes]`; the place of the last stored row of each episode.
         whole: bool `[episodes]`; whether the episode began with its first stored row.
-        ended: bool `[episodes]`; whether the episode ended with its last stored row.
+        ended: bool `[episodes]`; whether the episode ended with its last stored row, and had no row
+            behind it that the buffer never got.
     """
 
     first: np.ndarray[Any, np.dtype[np.int64]]
@@ -161,6 +162,7 @@ def spans(
     ends: np.ndarray[Any, Any],
     outside: np.ndarray[Any, Any],
     cut: np.ndarray[Any, Any],
+    unfinished: np.ndarray[Any, Any],
     overwritten: bool,
 ) -> Spans:
     """Return the episodes in the rows of a lane.
@@ -169,9 +171,12 @@ def spans(
         ends: bool `[rows]`; whether a row ended an episode. The oldest row comes first.
         outside: bool `[rows]`; whether a row is part of no episode, as a dummy is.
         cut: bool `[rows]`; whether the row's episode began before it, in rows that are gone.
+        unfinished: bool `[rows]`; whether the row's episode went on behind it, in rows that never
+            came.
         overwritten: Whether rows of the lane before the first one are gone, too.
     """
     before, after = np.append(True, (ends | outside)[:-1]), np.append(outside[1:], True)
     first = np.flatnonzero(~outside & before[: len(ends)])
     last = np.flatnonzero(~outside & (ends | after[-len(ends) :]))
-    return Spans(first, last, ~cut[first] & ~(overwritten & (first == 0)), ends[last])
+    whole = ~cut[first] & ~(overwritten & (first == 0))
+    return Spans(first, last, whole, ends[last] & ~unfinished[last])

@@ -33,6 +33,8 @@ CUT = 16
 """The episode began before this row, in rows that the buffer never got: see `fbuf.resize`."""
 WRITTEN = 32
 """`fbuf.write` has changed the row since it was added: a save writes it again."""
+UNFINISHED = 64
+"""The episode went on behind this row, in rows that the buffer never got: see `fbuf.load`."""
 STANDS_IN = 128
 """Another observation stands in for the unknown next one. The row terminated, so its target needs
 none. Writers of data sets ask for the flag."""
@@ -267,13 +269,16 @@ class Ring:
 
     # Changes.
 
-    def end(self, lanes: jax.Array, resets: jax.Array | None = None) -> tuple[Ring, jax.Array]:
+    def end(
+        self, lanes: jax.Array, resets: jax.Array | None = None, bits: int = TRUNCATED
+    ) -> tuple[Ring, jax.Array]:
         """Truncate the open episode of some lanes, bool `[lanes]`.
 
         Args:
             lanes: The lanes to truncate.
             resets: bool `[lanes]`; the lanes that reset next, where rows are left out behind the
                 end; see `fbuf.storage.append.resets_after`. None: these lanes do not reset.
+            bits: The bits that the last rows get.
 
         Returns:
             The ring, and the slots of the rows that now are the last of an episode, `capacity` for
@@ -289,7 +294,7 @@ class Ring:
             now_open = jax.tree.map(closed, now_open)
             if resets is not None:
                 now_open = dataclasses.replace(now_open, resets=resets)
-        written = write_rows(self.flags, slots, flags | jnp.uint8(TRUNCATED))
+        written = write_rows(self.flags, slots, flags | jnp.uint8(bits))
         return dataclasses.replace(self, flags=written, open=now_open), slots
 
     def remove(self, slots: jax.Array) -> Ring:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fbuf.storage.episodes import Spans, spans
-from fbuf.storage.ring import CUT, DUMMY, ENDS, REMOVED, Ring
+from fbuf.storage.ring import CUT, DUMMY, ENDS, REMOVED, UNFINISHED, Ring
 
 
 class Lane(NamedTuple):
@@ -29,7 +29,7 @@ class Lane(NamedTuple):
     def unbroken(self) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:
         """Yield the slots of each episode; removed rows are left out, and cut an episode in two."""
         removed = self.flags & REMOVED > 0
-        first, last, *_ = spans(self.flags & ENDS > 0, removed, self.flags & CUT > 0, False)
+        first, last, *_ = _spans(self.flags, removed, False)
         for begin, end in zip(first, last, strict=True):
             yield self.slots[begin : end + 1]
 
@@ -46,5 +46,9 @@ def stored_lanes(ring: Ring) -> Iterator[Lane]:
         # A head that has come around once, and stands at its beginning, has overwritten nothing.
         overwritten = stored == ring.head_capacity and (lap, head) != (1, 0)
         own = flags[slots]
-        episodes = spans(own & ENDS > 0, own & DUMMY > 0, own & CUT > 0, overwritten)
-        yield Lane(slots, own, episodes)
+        yield Lane(slots, own, _spans(own, own & DUMMY > 0, overwritten))
+
+
+def _spans(flags: np.ndarray[Any, Any], outside: np.ndarray[Any, Any], overwritten: bool) -> Spans:
+    """Return the episodes in rows of these flags; see `spans`."""
+    return spans(flags & ENDS > 0, outside, flags & CUT > 0, flags & UNFINISHED > 0, overwritten)

@@ -411,3 +411,42 @@ def test_stale_ids_are_normal():
     report = fbuf.report(state)
     assert report.figures["faults"] == ["STALE_ID"]
     assert not report.findings
+
+
+@pytest.mark.parametrize("envs", [None, 2])
+def test_an_episode_that_a_load_cut_is_not_whole(tmp_path, envs):
+    lanes = envs or 1
+    step = lambda reward: {"reward": np.full((lanes, 3) if envs else 3, reward, np.float32)}
+    ends = np.broadcast_to([False, True, False], (lanes, 3))
+    state = fbuf.init({"reward": 0.0}, 8 * lanes, num_envs=envs)
+    state = fbuf.add(state, step(1), terminated=ends if envs else ends[0])
+    fbuf.save(tmp_path, state)
+    state = fbuf.load(tmp_path).state
+    assert fbuf.sample(state, jax.random.key(0), 64).truncated.any()
+    state = fbuf.add(state, step(5), terminated=ends if envs else ends[0])
+    for changed in (state, fbuf.resize(state, 9 * lanes)):
+        report = fbuf.report(changed)
+        assert report.figures["return"] == (2.0, 6.0, 10.0)
+        assert (report.figures["episodes"], report.figures["unfinished"]) == (2 * lanes, lanes)
+        assert f"; {lanes} cut short by a load" in str(report)
+    kept = fbuf.report(fbuf.end_episode(state)).figures
+    assert (kept["episodes"], kept["unfinished"]) == (3 * lanes, lanes)
+
+
+def test_an_episode_that_a_join_cut_is_not_whole():
+    state = fbuf.add(fbuf.init({"reward": 0.0}, 9), {"reward": np.ones(2, np.float32)})
+    joined = fbuf.report(fbuf.extend(state, state)).figures
+    assert (joined["episodes"], joined["unfinished"]) == (0, 1)
+    two = fbuf.init({"reward": 0.0}, 8, num_envs=2)
+    two = fbuf.add(two, {"reward": np.ones((2, 2), np.float32)})
+    dealt = fbuf.report(fbuf.extend(fbuf.init({"reward": 0.0}, 9), two)).figures
+    assert (dealt["episodes"], dealt["unfinished"]) == (0, 2)
+
+
+def test_rows_on_the_host_that_a_load_cut(tmp_path):
+    store = HostStore({"reward": 0.0}, 300)
+    store.add({"reward": ONES})
+    store.save(tmp_path)
+    for loaded in (HostStore.load(tmp_path)[0], HostStore.open(tmp_path)[0]):
+        figures = fbuf.report(loaded).figures
+        assert (figures["episodes"], figures["unfinished"]) == (0, 1)

@@ -13,6 +13,7 @@ from test_sharded import same
 
 import fbuf
 from fbuf import sharded
+from fbuf.storage.ring import TRUNCATED, UNFINISHED
 
 pytestmark = pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices")
 
@@ -247,7 +248,7 @@ def test_a_loaded_buffer_ends_its_open_episodes(tmp_path):
     state = sharded.save(tmp_path, state)
     flags = [np.asarray(s.blocks.ring.flags) for s in (state, sharded.load(tmp_path, mesh=mesh)[0])]
     assert flags[0].tolist() == [0] * 16
-    assert flags[1].tolist() == [0, 0, 2, 0, 0, 0, 0, 0] * 2
+    assert flags[1].tolist() == [0, 0, TRUNCATED | UNFINISHED, 0, 0, 0, 0, 0] * 2
     kept = restored.sharded_load(tmp_path, mesh=mesh).state
     assert np.asarray(kept.blocks.ring.flags).tolist() == [0] * 16
     with pytest.raises(ValueError, match=r"fbuf\.sharded\.load: episodes must be"):

@@ -11,7 +11,7 @@ from fbuf.storage.episodes import spans
 from fbuf.storage.stored_lanes import stored_lanes
 
 
-def one_by_one(ends, outside, cut, overwritten):
+def one_by_one(ends, outside, cut, unfinished, overwritten):
     """The episodes of `spans`, row by row."""
     found, current = [], None
     for row in range(len(ends)):
@@ -21,7 +21,7 @@ def one_by_one(ends, outside, cut, overwritten):
         if current is None:
             current = [row, row, not cut[row] and not (overwritten and row == 0), False]
             found.append(current)
-        current[1], current[3] = row, bool(ends[row])
+        current[1], current[3] = row, bool(ends[row]) and not unfinished[row]
         if ends[row]:
             current = None
     return found
@@ -33,8 +33,9 @@ def test_spans_are_those_found_row_by_row(overwritten):
     for rows in [0, 1, 2, 3, 8, 20] * 20:
         outside = rng.random(rows) < 0.3
         ends, cut = (rng.random(rows) < 0.4) & ~outside, rng.random(rows) < 0.2
-        found = [list(of) for of in zip(*spans(ends, outside, cut, overwritten), strict=True)]
-        assert found == one_by_one(ends, outside, cut, overwritten)
+        given = ends, outside, cut, rng.random(rows) < 0.2, overwritten
+        found = [list(of) for of in zip(*spans(*given), strict=True)]
+        assert found == one_by_one(*given)
 
 
 @pytest.mark.parametrize("steps", [3, 8, 11])

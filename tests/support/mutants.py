@@ -919,7 +919,9 @@ MUTANTS = [
     ),
     *of(
         "ops/lanes.py",
-        (" | flags & STANDS_IN", "", "next observations", ("test_minari.py", "stood_in")),
+        ("(STANDS_IN | UNFINISHED)", "UNFINISHED", "next observations", ("test_minari.py", "stood_in")),
+        ("(STANDS_IN | UNFINISHED)", "STANDS_IN", "episode end", ("test_report.py", "load_cut")),
+        ("is_open, jnp.uint8(TRUNCATED | UNFINISHED)", "is_open, jnp.uint8(TRUNCATED)", "episode end", ("test_report.py", "join_cut")),
         (".set(lap + 1)", ".set(lap)", "generation check", ("test_resize.py", "stale")),
         ("(before & NEXT_BEGINS == 0)", "(before & ENDS == ENDS)", "episode end", ("test_resize.py", "smaller")),
         ("gone = (step < taken[None]) & (flags", "gone = (step < taken[None]) & False & (flags", "mask", ("test_resize.py", "smaller")),
@@ -1043,6 +1045,11 @@ MUTANTS = [
     *of(
         "checkpoint/sharded_manifest.py",
         ("if part(own, expected.number) != expected:", "if False:", "seam", ("test_sharded_disk.py", "another_save")),
+    ),
+    *of("storage/episodes.py", ("ends[last] & ~unfinished[last]", "ends[last]", "episode end", ("test_report.py", "cut"))),
+    *of(
+        "ops/end_episode.py",
+        ("jnp.ones(state.ring.lanes, bool), TRUNCATED | UNFINISHED", "jnp.ones(state.ring.lanes, bool), TRUNCATED", "episode end", ("test_report.py", "load_cut")),
     ),
     *of(
         "doctor/look.py",
