@@ -79,7 +79,8 @@ def train(key):
     observation, env_state = jax.vmap(env.reset)(jax.random.split(reset_key, NUM_ENVS))
     params = network.init(init_key, observation)
     item = {"observation": jnp.zeros(4), "action": jnp.int32(0), "reward": 0.0}
-    buffer = fbuf.init({**item, "next_observation": jnp.zeros(4)}, capacity=80_000)
+    item["next_observation"] = jnp.zeros(4)
+    buffer = fbuf.init(item, capacity=80_000, num_envs=NUM_ENVS)
     carry = (buffer, params, params, optimiser.init(params), observation, env_state)
     numbers_and_keys = (jnp.arange(STEPS), jax.random.split(train_key, STEPS))
     carry, ended = jax.lax.scan(step, carry, numbers_and_keys)

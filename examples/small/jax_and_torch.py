@@ -74,7 +74,7 @@ key, reset_key = jax.random.split(jax.random.key(SEED))
 observation, env_state = jax.vmap(env.reset)(jax.random.split(reset_key, NUM_ENVS))
 item = {"observation": jnp.zeros(4), "action": jnp.int32(0), "reward": 0.0}
 item["next_observation"] = jnp.zeros(4)
-buffer = fbuf.init(item, capacity=48_000, sampler=fbuf.Prioritized(alpha=0.6))
+buffer = fbuf.init(item, 48_000, num_envs=NUM_ENVS, sampler=fbuf.Prioritized(alpha=0.6))
 ends = 0
 for step in range(STEPS):
     if step % 10 == 0:  # a copy, because PyTorch goes on to write its parameters

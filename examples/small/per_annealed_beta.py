@@ -67,30 +67,30 @@ def step(carry, number_and_key):
     epsilon = jnp.maximum(0.05, 1 - number / (0.2 * STEPS))
     observation, env_state, rows, ends = act(params, observation, env_state, epsilon, act_key)
     buffer = fbuf.add(buffer, rows, **ends)
-    beta = 0.4 + 0.6 * number / STEPS
-    batch = fbuf.sample(buffer, sample_key, 128, beta=beta)
+    batch = fbuf.sample(buffer, sample_key, 128, beta=0.4 + 0.6 * number / STEPS)
     params, target_params, opt_state, td_error = learn(params, target_params, opt_state, batch)
     buffer = fbuf.update_priority(buffer, batch.ids, td_error)
-    ended = ends["terminated"] | ends["truncated"]
-    return (buffer, params, target_params, opt_state, observation, env_state), ended
+    carry = buffer, params, target_params, opt_state, observation, env_state
+    return carry, ends["terminated"] | ends["truncated"]
 
 
-@jax.jit
-def train(key):
-    """Train an agent; returns the buffer, and which steps ended an episode."""
-    init_key, reset_key, train_key = jax.random.split(key, 3)
+def begin(key):
+    """Return an empty buffer, networks, and environments."""
+    init_key, reset_key = jax.random.split(key)
     observation, env_state = jax.vmap(env.reset)(jax.random.split(reset_key, NUM_ENVS))
     params = network.init(init_key, observation)
-    item = {"observation": jnp.zeros(4), "action": jnp.int32(0), "reward": 0.0}
-    item["next_observation"] = jnp.zeros(4)
-    buffer = fbuf.init(item, capacity=80_000, sampler=fbuf.Prioritized(alpha=0.6))
-    carry = (buffer, params, params, optimiser.init(params), observation, env_state)
-    numbers_and_keys = (jnp.arange(STEPS), jax.random.split(train_key, STEPS))
-    carry, ended = jax.lax.scan(step, carry, numbers_and_keys)
-    return carry[0], ended
+    item = {"observation": observation[0], "action": jnp.int32(0), "reward": 0.0}
+    item["next_observation"] = observation[0]
+    buffer = fbuf.init(item, 80_000, num_envs=NUM_ENVS, sampler=fbuf.Prioritized(alpha=0.6))
+    copied = jax.tree.map(jnp.copy, params)  # an array can be donated once only
+    return buffer, params, copied, optimiser.init(params), observation, env_state
 
 
-buffer, ended = train(jax.random.key(SEED))
+train = jax.jit(lambda carry, given: jax.lax.scan(step, carry, given), donate_argnums=0)
+begin_key, train_key = jax.random.split(jax.random.key(SEED))
+given = begin(begin_key), (jnp.arange(STEPS), jax.random.split(train_key, STEPS))
+fbuf.check_in_place(train, *given)  # raises if a step copied the buffer
+(buffer, *_), ended = train(*given)
 fbuf.raise_on_fault(buffer)
 tenths = ended.reshape(10, -1)
 returns = tenths.shape[1] / tenths.sum(axis=1).clip(1)  # CartPole gives a reward of 1 a step

@@ -59,7 +59,7 @@ def check_in_place(jitted: Any, *args: Any, timed: bool = False, **kwargs: Any) 
 
     Cost: that of compiling the step, and a fraction of a second. Some versions of JAX keep the
     program for your own call, and all do if its compilation cache is on. With `timed` the step is
-    compiled for both capacities, and runs 15 times with each.
+    compiled for both capacities, and runs 15 times with each: give a loop of few steps.
 
     Examples:
         >>> import fbuf, functools, jax, jax.numpy as jnp
