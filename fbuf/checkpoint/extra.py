@@ -20,7 +20,7 @@ def split(extra: Any) -> tuple[Data, list[np.ndarray]]:
     """Encode a tree, and copy its arrays.
 
     Raises:
-        TypeError: If a leaf is neither an array nor a number, a string or a bool.
+        TypeError: If a leaf is neither an array nor a number, a string, bytes or a bool.
     """
     arrays: list[np.ndarray] = []
 
@@ -34,6 +34,8 @@ def split(extra: Any) -> tuple[Data, list[np.ndarray]]:
             return {"value": value}
         if type(value) is float:
             return {"float": value.hex()}
+        if type(value) is bytes:
+            return {"array": "bytes", **spec_of(np.frombuffer(value, np.uint8))}
         if isinstance(value, np.generic) and not isinstance(value, str | bytes):
             return {**leaf(np.asarray(value)), "array": "scalar"}
         if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
@@ -52,7 +54,7 @@ def split(extra: Any) -> tuple[Data, list[np.ndarray]]:
             return {"array": "jax" if isinstance(value, jax.Array) else "numpy", **spec_of(found)}
         raise TypeError(
             f"fbuf.save: extra has a leaf of type {type(value).__name__}; give arrays, and plain "
-            "numbers, bools and strings of Python"
+            "numbers, bools, strings and bytes of Python"
         )
 
     return tree_json.encode(extra, leaf), arrays
@@ -84,6 +86,8 @@ def joined(data: Data, arrays: list[np.ndarray], example: Any) -> Any:
         array = next(rest)
         if "key" in data:
             return jax.random.wrap_key_data(jnp.asarray(array), impl=data["key"])
+        if data["array"] == "bytes":
+            return array.tobytes()
         if data["array"] != "jax":
             return array[()] if data["array"] == "scalar" else array
         if jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:

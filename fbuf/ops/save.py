@@ -58,8 +58,8 @@ def save(
         path: The directory. It is made if it is not there. One process at a time may save to it.
         state: The buffer; never consumed. Nothing of it is held when this returns, so the next
             `fbuf.add` writes in place as ever. `fbuf.load` returns it bit for bit.
-        extra: Any small pytree of arrays, keys, numbers, bools and strings: the random key, the
-            step, the parameters of a network. It is written whole each time.
+        extra: Any small pytree of arrays, keys, numbers, bools, strings and bytes: the random key,
+            the step, the parameters of a network. It is written whole each time.
         keep: How many checkpoints to keep in the directory, at least 1; older ones are deleted.
         background: Copy what will be written, return, and write in a thread. The first save then
             needs memory for one more copy of the rows; later ones for the new rows. A failure is

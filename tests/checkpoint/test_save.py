@@ -803,6 +803,7 @@ def test_extra(tmp_path):
             jnp.ones((2, 0)),
             jnp.bfloat16(1.5),
             (),
+            *(b"", b"\0\xff"),
         ],
     }
     fbuf.save(tmp_path, fbuf.init(jnp.zeros(()), 3), extra=extra)
@@ -831,6 +832,7 @@ def test_extra(tmp_path):
         (object(), "leaf of type object"),
         (signal.SIGINT, "leaf of type Signals"),  # which would come back as an int
         (np.str_("a"), "leaf of type str_"),
+        (bytearray(b"a"), "leaf of type bytearray"),
         (np.ma.masked_array([1, 2], [0, 1]), "masked array"),
     ):
         with pytest.raises(TypeError, match=what):

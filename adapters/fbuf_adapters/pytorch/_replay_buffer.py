@@ -598,8 +598,8 @@ class ReplayBuffer:
 
         Args:
             path: The directory.
-            extra: More to save: tensors, arrays, numbers, bools, strings and None, in dicts, lists
-                and tuples. The `state_dict()` of a network or an optimiser is such a tree.
+            extra: More to save: tensors, arrays, numbers, bools, strings, bytes and None, in dicts,
+                lists and tuples. The `state_dict()` of a network or an optimiser is such a tree.
             keep: How many checkpoints to keep in the directory.
             background: Return as soon as all is copied that has to be, `extra` too, so live
                 parameters are safe; see `fbuf.wait`.

@@ -31,14 +31,14 @@ def encode(where: str, value: Any) -> Any:
 
     Args:
         where: The caller, for the message.
-        value: Tensors, arrays, numbers, bools, strings, dtypes and None, in dicts, lists, tuples,
-            TensorDicts and batches of fbuf.
+        value: Tensors, arrays, numbers, bools, strings, bytes, dtypes and None, in dicts, lists,
+            tuples, TensorDicts and batches of fbuf.
 
     Raises:
         TypeError: If there is something else in it.
     """
     each = lambda values: [encode(where, one) for one in values]
-    if value is None or isinstance(value, bool | int | float | str):
+    if value is None or isinstance(value, bool | int | float | str | bytes):
         return value
     if isinstance(value, np.ndarray | np.generic):
         return {"numpy": value}
@@ -63,7 +63,8 @@ def encode(where: str, value: Any) -> Any:
         }
     raise TypeError(
         f"{where} cannot write a {type(value).__module__}.{type(value).__qualname__}; it writes "
-        "tensors, arrays, numbers and strings, in dicts, lists and tuples"
+        "tensors, arrays, numbers, strings and bytes, in dicts, lists and tuples; make bytes of "
+        "something else with pickle.dumps"
     )
 
 
