@@ -6,10 +6,11 @@
 It needs fbuf and the packages of `benchmarks/requirements.lock`; `make bench` sees to that.
 
 A step adds one row of each of 16 environments, 88 bytes each, and draws 256 rows: items, pairs, or
-32 windows of 8 steps. Windows begin at every step (`period=1`). A longer period makes flashbax's
-tree smaller, so these figures do not hold for it. With priorities a step also gives new ones to
-what it drew. "in scan" is a step within one program. "calls" is a step of separate calls from
-Python, each of a `jax.jit` that donates the state, as users of flashbax write it.
+32 windows of 8 steps. Windows begin at every step, or at every eighth ("period 8"), which makes
+flashbax's tree smaller. With priorities a step also gives new ones to what it drew. "in scan" is a
+step within one program. "in scan, under cond" puts all but the add into `jax.lax.cond(can_sample,
+...)`, as most programs of flashbax do; "behind cond" moves `set_priorities` out of the branch.
+"calls" is a step of separate calls from Python, each of a `jax.jit` that donates the state.
 
 The agents learn CartPole of gymnax, with ten seeds each. "DQN" is written like that of PureJaxRL:
 a flat buffer, and a branch that learns. "prioritised DQN" is written like that of Stoix: windows of
@@ -32,9 +33,11 @@ from benchmarks.report import Find
 ENVS, BATCH, LENGTH, TURNS, CALLS = 16, 256, 8, 1000, 200
 SIZES = (10_000, 1_000_000)
 KINDS = ("item", "flat", "trajectory", "prioritised item", "prioritised flat",
-         "prioritised trajectory")  # fmt: skip
+         "prioritised trajectory", "prioritised trajectory, period 8")  # fmt: skip
 MODULES = THEIRS, OURS = ("flashbax", "fbuf")
-FORMS = ("in scan", "calls")
+FORMS = IN_SCAN, UNDER_COND, BEHIND_COND, CALLS_ALONE = (
+    "in scan", "in scan, under cond", "in scan, behind cond", "calls"
+)  # fmt: skip
 AGENTS = ("DQN", "prioritised DQN")
 SEEDS = 10
 ITEM = {"obs": jnp.zeros(20), "action": jnp.int32(0), "reward": jnp.float32(0)}
@@ -60,7 +63,7 @@ def buffer_of(fbx: Any, kind: str, n: int) -> Any:
         "add_batch_size": ENVS,
         "sample_batch_size": BATCH // LENGTH,
         "sample_sequence_length": LENGTH,
-        "period": 1,
+        "period": LENGTH if kind.endswith("period 8") else 1,
         "min_length_time_axis": LENGTH,
         "max_length_time_axis": n // ENVS,
     }
@@ -74,7 +77,7 @@ def buffer_of(fbx: Any, kind: str, n: int) -> Any:
         ),
         "prioritised trajectory": lambda: fbx.make_prioritised_trajectory_buffer(**sizes),
     }
-    return makes[kind]()
+    return makes[kind.split(",")[0]]()
 
 
 def runs(fbx: Any, kind: str, n: int) -> dict[str, harness.Run]:
@@ -88,25 +91,44 @@ def runs(fbx: Any, kind: str, n: int) -> dict[str, harness.Run]:
         add = lambda _, state: buffer.add(state, row)
         return jax.lax.fori_loop(0, n // ENVS + 3, add, buffer.init(ITEM))
 
-    def step(state: Any, key: Any) -> tuple[Any, Any]:
-        state = buffer.add(state, row)
+    def draw(state: Any, key: Any) -> tuple[Any, Any, Any]:
         batch = buffer.sample(state, key)
         used = sum(leaf.sum() for leaf in jax.tree.leaves(batch.experience))
-        if prioritised:
-            error = jnp.abs(jax.random.normal(key, (drawn,)))
-            state = buffer.set_priorities(state, batch.indices, error)
-        return state, used
+        error = jnp.abs(jax.random.normal(key, (drawn,)))
+        return batch.indices if prioritised else None, error, used
+
+    def updated(state: Any, indices: Any, error: Any) -> Any:
+        return buffer.set_priorities(state, indices, error) if prioritised else state
+
+    def learn(state: Any, key: Any) -> tuple[Any, Any]:
+        indices, error, used = draw(state, key)
+        return updated(state, indices, error), used
+
+    def under(state: Any, key: Any) -> tuple[Any, Any]:
+        skip = lambda state, _: (state, jnp.float32(0))
+        return jax.lax.cond(buffer.can_sample(state), learn, skip, state, key)
+
+    def behind(state: Any, key: Any) -> tuple[Any, Any]:
+        nothing = jax.eval_shape(draw, state, key)
+        skip = lambda *_: jax.tree.map(lambda leaf: jnp.full(leaf.shape, -1, leaf.dtype), nothing)
+        indices, error, used = jax.lax.cond(buffer.can_sample(state), draw, skip, state, key)
+        return updated(state, indices, error), used
 
     keys = jax.random.split(jax.random.key(0), TURNS)
-    scanned: Any = jax.jit(lambda state: jax.lax.scan(step, state, keys), donate_argnums=0)
     add, sample = jax.jit(buffer.add, donate_argnums=0), jax.jit(buffer.sample)
     update = jax.jit(buffer.set_priorities, donate_argnums=0) if prioritised else None
     some, error = list(keys[:CALLS]), jax.random.uniform(jax.random.key(1), (drawn,))
     box = harness.Box(jax.jit(filled)())
 
-    def scan() -> int:
-        box.state, _ = jax.block_until_ready(scanned(box.state))
-        return TURNS
+    def scan(rest: Callable[[Any, Any], tuple[Any, Any]]) -> harness.Run:
+        step = lambda state, key: rest(buffer.add(state, row), key)
+        scanned: Any = jax.jit(lambda state: jax.lax.scan(step, state, keys), donate_argnums=0)
+
+        def run() -> int:
+            box.state, _ = jax.block_until_ready(scanned(box.state))
+            return TURNS
+
+        return run
 
     def calls() -> int:
         for key in some:
@@ -116,7 +138,12 @@ def runs(fbx: Any, kind: str, n: int) -> dict[str, harness.Run]:
                 box.state = update(box.state, batch.indices, error)
         return CALLS
 
-    return dict(zip(FORMS, (scan, calls), strict=True))
+    return {
+        IN_SCAN: scan(learn),
+        UNDER_COND: scan(under),
+        BEHIND_COND: scan(behind),
+        CALLS_ALONE: calls,
+    }
 
 
 # --- agents ---------------------------------------------------------------------------------------
