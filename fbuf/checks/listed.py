@@ -20,4 +20,12 @@ class ListsFields(abc.ABCMeta):
         bases = (base for base in cls.__mro__ if not dataclasses.is_dataclass(base))
         protocol = {name for base in bases for name in vars(base)}
         protocol -= {field.name for field in dataclasses.fields(cls)}
-        return [name for name in names if name not in protocol and not name.startswith("__")]
+        return [name for name in names if name not in protocol and not name.startswith("_")]
+
+
+class Listed(abc.ABC, metaclass=ListsFields):
+    """A base whose objects list what their class lists."""
+
+    def __dir__(self) -> list[str]:
+        """Return the names of the class, and the fields that have no default."""
+        return sorted({*dir(type(self)), *vars(self)})

@@ -165,13 +165,14 @@ def _refuse_copies(found: list[tuple[Array, str]], names: dict[Array, str]) -> N
         for (array, kind), count in sorted(counts.items(), key=lambda item: -item[0][0].size)
     )
     raise RuntimeError(
-        f"fbuf.check_in_place: this step writes whole arrays of a buffer: {listed}. For a copy: "
-        "XLA does not see that rows are read before they are overwritten. Call state = "
-        "fbuf.after(state, batch) after the sample, in the same function or a later one. Call it "
-        "before the state goes into or out of a loop. For any other kind: carry no "
-        "state through jax.lax.cond, jnp.where or a loop of a different length for each seed, but "
-        "use mask=; fbuf.clear zeroes the sampler's index. An array of yours of that type and size "
-        "looks the same: try another capacity"
+        f"fbuf.check_in_place: this step writes whole arrays of a buffer: {listed}. If the "
+        "state comes out of jax.lax.cond, jnp.where or a loop of a different length for each seed: "
+        "return what to write from the branch, and write behind it, as with fbuf.update_priority("
+        "..., mask=due). Else, for a copy: XLA does not see that rows are read before they are "
+        "overwritten. Call state = fbuf.after(state, batch) after the sample, in the same function "
+        "or a later one. Call it before the state goes into or out of a loop. Besides, fbuf.clear "
+        "zeroes the sampler's index. An array of yours of that type and size looks the same: try "
+        "another capacity"
     )
 
 

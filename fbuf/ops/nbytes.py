@@ -11,13 +11,14 @@ from fbuf.checks import sizes
 from fbuf.checks import values as check
 from fbuf.dispatch import parse
 from fbuf.ops.init import init
+from fbuf.state import State
 
 
-def nbytes(item: Any, capacity: int, **options: Any) -> int:
+def nbytes(item: Any, capacity: int | None = None, **options: Any) -> int:
     """Count the bytes that `fbuf.init` would allocate, without allocating them.
 
     Args:
-        item: As for `fbuf.init`.
+        item: As for `fbuf.init`; or a buffer, alone, to count its own bytes.
         capacity: As for `fbuf.init`.
         options: All options of `fbuf.init`.
 
@@ -35,7 +36,13 @@ def nbytes(item: Any, capacity: int, **options: Any) -> int:
         '26.3 GiB'
         >>> fbuf.nbytes(frame, 1_000, num_envs=10, sampler=fbuf.Prioritized())
         28229568
+        >>> fbuf.nbytes(fbuf.init(jnp.zeros(4), capacity=1_000))
+        17216
     """
+    if isinstance(item, State):
+        if capacity is not None or options:
+            raise TypeError("fbuf.nbytes: give a buffer alone, without capacity and options")
+        return sizes.nbytes(item)
     arguments_of_init("nbytes", item, capacity, options)
     specs = parse.item_specs("nbytes", item)
     capacity = check.integer("nbytes", "capacity", capacity, check.LARGEST_CAPACITY)
@@ -44,9 +51,13 @@ def nbytes(item: Any, capacity: int, **options: Any) -> int:
 
 
 def arguments_of_init(
-    function: str, item: Any, capacity: int, options: dict[str, Any]
+    function: str, item: Any, capacity: int | None, options: dict[str, Any]
 ) -> dict[str, Any]:
     """Return all arguments of `init` by name; refuse unknown options."""
+    if capacity is None:
+        raise TypeError(
+            f"fbuf.{function}: capacity is missing: the number of rows to make room for"
+        )
     try:
         given = inspect.signature(init).bind(item, capacity, **options)
     except TypeError as error:

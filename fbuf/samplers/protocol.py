@@ -17,7 +17,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from fbuf.checks.listed import ListsFields
+from fbuf.checks.listed import Listed
 from fbuf.checks.renamed import CurrentNames, OldName
 from fbuf.storage.ring import Ring, Span
 
@@ -50,7 +50,7 @@ class Draw:
     mask: jax.Array
 
 
-class Sampler(CurrentNames, abc.ABC, metaclass=ListsFields):
+class Sampler(CurrentNames, Listed):
     """Decide which rows may be drawn, and how likely each is.
 
     A plain sampler has six methods: `init`, `add`, `remove`, `can_sample`, `draw` and

@@ -22,7 +22,8 @@ class Ids(Generic[ArrayT]):
     """Names of rows: the slot, and the generation that tells a row from later rows in that slot.
 
     Attributes:
-        slot: int32 in `[0, capacity)`, or -1 for no row.
+        slot: int32 in `[0, capacity)`, or -1 for no row. With `num_envs` it is `place * num_envs +
+            environment`: rows of one step lie side by side.
         generation: int32: the lap of the ring that wrote the row. Compare it for equality only.
 
     Examples:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Generic
 import jax
 from typing_extensions import TypeVar
 
-from fbuf.checks.listed import ListsFields
+from fbuf.checks.listed import Listed
 from fbuf.checks.renamed import CurrentNames, OldName
 from fbuf.storage.layout import Layout
 from fbuf.views.reader import Reader
@@ -58,7 +58,7 @@ class Reading:
     known: jax.Array | None = None
 
 
-class View(CurrentNames, abc.ABC, Generic[Data], metaclass=ListsFields):
+class View(CurrentNames, Listed, Generic[Data]):
     """Turn drawn rows into `data` of a batch, of the type `Data`.
 
     Attributes:

@@ -112,3 +112,13 @@ def test_the_host_says_how_much_is_free() -> None:
     """On Linux; on this machine at least what the tests take."""
     free = sizes.free(jax.devices("cpu")[0])
     assert free is None or 2**20 < free < 2**50
+
+
+@pytest.mark.parametrize("sampler", [fbuf.Uniform(), fbuf.Prioritized(window=3)])
+def test_a_buffer_counts_its_own_bytes(sampler):
+    state = fbuf.init(ITEM, 120, num_envs=4, sampler=sampler)
+    assert fbuf.nbytes(state) == fbuf.nbytes(ITEM, 120, num_envs=4, sampler=sampler)
+    with pytest.raises(TypeError, match="give a buffer alone"):
+        fbuf.nbytes(state, 120)
+    with pytest.raises(TypeError, match="capacity is missing"):
+        fbuf.nbytes(ITEM)

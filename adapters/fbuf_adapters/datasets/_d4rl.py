@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -91,10 +92,15 @@ def from_d4rl(
     named_infos = info_names(where, infos)
     if max_episode_steps is not None:
         check.integer(where, "max_episode_steps", max_episode_steps)
-    h5py = needed(where, "h5py")
     path = local_path(where, path)
     if not os.path.exists(path):
         raise FileNotFoundError(f"{where}: there is no file {os.fspath(path)!r}")
+    if zipfile.is_zipfile(path):
+        raise DatasetError(
+            f"{where}: {os.fspath(path)!r} is no HDF5, but looks like an npz file; use from_npz, "
+            "whose arrays are called observation, action, reward, terminated, truncated"
+        )
+    h5py = needed(where, "h5py")
     try:
         with h5py.File(path, "r") as file:
             data = _flat(where, file, named_infos, max_episode_steps)

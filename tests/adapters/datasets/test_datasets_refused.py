@@ -577,3 +577,9 @@ def test_what_cannot_be_written(tmp_path, state, message):
         TypeError, match=r"to_npz: state must be a fbuf.State or a HostStore, got dict"
     ):
         to_npz({}, tmp_path / "x.npz")
+
+
+def test_an_npz_is_no_file_of_d4rl(tmp_path):
+    np.savez(tmp_path / "data.npz", observations=np.zeros(3))
+    with pytest.raises(DatasetError, match="looks like an npz file; use from_npz"):
+        from_d4rl(tmp_path / "data.npz")
