@@ -8,6 +8,7 @@ key of the first shard's process, and the batch is masked.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
@@ -28,7 +29,7 @@ class Totals(NamedTuple):
     """The totals of all shards and the arguments of the call, the same on all devices.
 
     Attributes:
-        shards: The totals of all shards, leaves `[S]`.
+        shards: The totals of all shards, leaves `[S, ...]`.
         key: The key of the batch.
         numbers: The other arguments of the call: int32 scalars.
         alike: bool scalar; whether all processes were called with the same arguments.
@@ -72,15 +73,16 @@ def gather_totals(
     if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         key = jax.random.wrap_key_data(key)
     called = [*jax.random.key_data(key).reshape(-1), *numbers, *powers]
-    rows = [_word(leaf) for leaf in leaves]
-    rows += [jnp.broadcast_to(_word(number), rows[0].shape) for number in called]
+    rows = [_word(leaf).reshape(leaf.shape[0], -1) for leaf in leaves]
+    ends = list(itertools.accumulate(row.shape[1] for row in rows))
+    rows += [jnp.broadcast_to(_word(number), (rows[0].shape[0], 1)) for number in called]
     # A sum, to which each device gives its own rows, and not a gather. JAX then knows that the
     # result is the same on all devices, and all values computed from it.
-    own = jnp.stack(rows, axis=1)
+    own = jnp.concatenate(rows, axis=1)
     blank = jnp.zeros((state.num_shards, own.shape[1]), jnp.uint32)
     at = per_device.device_number(state) * state.shards_of_device
     gathered = summed(lax.dynamic_update_slice_in_dim(blank, own, at, axis=0), (state.axis,))
-    calls = gathered[:, len(leaves) :]
+    calls = gathered[:, ends[-1] :]
     alike = (calls == calls[:1]).all()
     # Processes may lie along another axis of the mesh, each with a copy of the buffer.
     others = per_device.other_axes(state)
@@ -90,10 +92,12 @@ def gather_totals(
         size = calls.shape[1]
         alike = (most[:size] == ~most[size : 2 * size]).all() & (most[-1] == 0)
     gathered = varying(gathered, own)  # like the rows of the device, for computations with them
+    parts = [gathered[:, begin:end] for begin, end in itertools.pairwise([0, *ends])]
     totals = [
-        lax.bitcast_convert_type(gathered[:, at], leaf.dtype) for at, leaf in enumerate(leaves)
+        lax.bitcast_convert_type(part, leaf.dtype).reshape(-1, *leaf.shape[1:])
+        for part, leaf in zip(parts, leaves, strict=True)
     ]
-    calls = gathered[:, len(leaves) :]
+    calls = gathered[:, ends[-1] :]
     shape, impl = jax.random.key_data(key).shape, jax.random.key_impl(key)
     words = math.prod(shape)
     return Totals(

@@ -26,6 +26,7 @@ from fbuf.samplers.wrapper import Wrapper
 from fbuf.storage.faults import Fault, bits_where
 from fbuf.storage.ring import Ring, Span
 from fbuf.trees import bit_tree, sum_tree
+from fbuf.trees.smallest import smallest
 from fbuf.trees.sum_tree import Aggregate, SumTree
 from fbuf.xla.duplicates import last_of_each
 from fbuf.xla.tie import tie
@@ -40,10 +41,12 @@ class EvictionIndex:
     Attributes:
         priorities: The index of the priorities.
         free: The slots of removed rows, which new rows take first.
+        newest: int32 scalar; the slot of the newest row.
     """
 
     priorities: PriorityIndex
     free: StartIndex
+    newest: jax.Array
 
 
 # One base class has as a value what the other has as a property.
@@ -54,8 +57,9 @@ class EvictLowest(  # pyright: ignore[reportIncompatibleVariableOverride]
     """Keep the rows of the highest priorities: a full buffer evicts the lowest, not the oldest.
 
     A new row takes the slot of a removed row, or else that of the row with the lowest priority. If
-    several rows are lowest, the one in the lowest slot goes. If its own priority is lower than
-    that, the new row is not stored. The rows of a batch come one after another. Draws are those of
+    several rows are lowest, the next one behind the slot of the newest row goes. So rows of one
+    priority are overwritten as in a ring. If its own priority is lower than the lowest one, the new
+    row is not stored. The rows of a batch come one after another. Draws are those of
     `sampler`, and `fbuf.update_priority` changes what is lowest.
 
     Rows lie in no order of time: what `fbuf.Reservoir` says of environments, views and ids holds
@@ -122,7 +126,8 @@ class EvictLowest(  # pyright: ignore[reportIncompatibleVariableOverride]
         if not ever:
             keeps.insert(1, Aggregate.LARGEST)
         priorities = priority_index.empty(ring, EVERY_ROW, tuple(keeps), ever)
-        return EvictionIndex(priorities, StartIndex(bit_tree.empty(ring.capacity), jnp.int32(0)))
+        free = StartIndex(bit_tree.empty(ring.capacity), jnp.int32(0))
+        return EvictionIndex(priorities, free, jnp.int32(0))
 
     def place(
         self,
@@ -136,11 +141,13 @@ class EvictLowest(  # pyright: ignore[reportIncompatibleVariableOverride]
         values, _ = self.sampler.values_of_new(index.priorities, ring, mask.shape, priority, alpha)
 
         def one(
-            carry: tuple[SumTree, StartIndex, jax.Array], row: tuple[jax.Array, jax.Array]
-        ) -> tuple[tuple[SumTree, StartIndex, jax.Array], jax.Array]:
-            (tree, free, stored), (value, meant) = carry, row
+            carry: tuple[SumTree, StartIndex, jax.Array, jax.Array],
+            row: tuple[jax.Array, jax.Array],
+        ) -> tuple[tuple[SumTree, StartIndex, jax.Array, jax.Array], jax.Array]:
+            (tree, free, stored, newest), (value, meant) = carry, row
             has_room, any_free = stored < ring.capacity, start_index.total(free, ring) > 0
-            lowest, least = sum_tree.smallest(tree)
+            behind = jnp.where(newest + 1 < ring.capacity, newest + 1, 0)
+            lowest, least = smallest(tree, behind)
             hole = bit_tree.select(free.bits, varying(jnp.zeros(1, jnp.int32), stored))[0]
             slot = jnp.where(has_room, stored, jnp.where(any_free, hole, lowest))
             kept = meant & (has_room | any_free | (value >= least))
@@ -148,17 +155,18 @@ class EvictLowest(  # pyright: ignore[reportIncompatibleVariableOverride]
             slot = tie(jnp.where(kept, slot, ring.capacity)[None], least, hole)
             free = start_index.retire(free, ring, jnp.where(fills, slot, ring.capacity))
             tree = sum_tree.write(tree, slot, value[None])
-            return (tree, free, stored + (kept & has_room).astype(jnp.int32)), slot[0]
+            newest = jnp.where(kept, slot[0], newest)
+            return (tree, free, stored + (kept & has_room).astype(jnp.int32), newest), slot[0]
 
-        carry = (index.priorities.tree, index.free, ring.stored[0])
-        (tree, free, _), slots = lax.scan(one, carry, (values, mask))
+        carry = (index.priorities.tree, index.free, ring.stored[0], index.newest)
+        (tree, free, _, newest), slots = lax.scan(one, carry, (values, mask))
         kept = slots < ring.capacity
         ever = index.priorities.largest_ever
         ever = None if ever is None else jnp.maximum(ever, jnp.where(kept, values, 0).max())
         priorities = dataclasses.replace(index.priorities, tree=tree, largest_ever=ever)
         # A later row of the batch may have taken the place of an earlier one.
         slots = jnp.where(last_of_each(slots), slots, ring.capacity)
-        return EvictionIndex(priorities, free), slots
+        return EvictionIndex(priorities, free, newest), slots
 
     def add(
         self,
@@ -173,7 +181,7 @@ class EvictLowest(  # pyright: ignore[reportIncompatibleVariableOverride]
         _, valid = self.sampler.values_of_new(index.priorities, ring, shape, priority, alpha)
         priorities = dataclasses.replace(index.priorities, largest_of_shards=None)
         faults = bits_where(~valid & span.drawable, Fault.BAD_PRIORITY)
-        return EvictionIndex(priorities, index.free), faults
+        return dataclasses.replace(index, priorities=priorities), faults
 
     def update_priority(
         self, index: EvictionIndex, ring: Ring, slots: jax.Array, priority: jax.Array, alpha: Scalar
@@ -189,7 +197,7 @@ class EvictLowest(  # pyright: ignore[reportIncompatibleVariableOverride]
         assert total is not None
         bits = bit_tree.change(index.free.bits, ring.clamp(slots), freed)
         free = StartIndex(bits, total + starts.int32_sum(freed))
-        return EvictionIndex(priorities, free)
+        return dataclasses.replace(index, priorities=priorities, free=free)
 
     def can_sample(self, index: EvictionIndex, ring: Ring) -> jax.Array:
         """Return whether there is a row."""

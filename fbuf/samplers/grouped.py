@@ -10,21 +10,25 @@ import jax.numpy as jnp
 import numpy as np
 
 from fbuf.checks import values as check
-from fbuf.samplers import group_index, random_bits, weights
+from fbuf.samplers import group_index, random_bits, weights, wide
 from fbuf.samplers.group_index import GroupIndex
 from fbuf.samplers.planned import Plan
 from fbuf.samplers.protocol import Draw, Scalar, Step
+from fbuf.samplers.wide import Wide
 from fbuf.samplers.windows import WindowedSampler
 from fbuf.storage.ring import Ring, Span
 
 _LARGEST = 2**31 - 2**10
 """The most places of the tree."""
 
+_LEAST = 2.0**-32
+"""The least share. A smaller one would lose bits, down to none (`wide.of_shares`)."""
+
 
 class GroupTotals(NamedTuple):
-    """The totals of a shard: the starts of each group."""
+    """The totals of a shard: the starts of each group, int32 `[G]`."""
 
-    counts: tuple[jax.Array, ...]
+    counts: jax.Array
 
 
 class GroupPicks(NamedTuple):
@@ -60,9 +64,9 @@ class Grouped(WindowedSampler):
         first_only: As for `fbuf.Uniform`.
         strict: As for `fbuf.Uniform`.
 
-    Cost: O(B log N) to add, draw and write B rows, whatever the number of groups but for O(B G)
-        comparisons in a draw. A row takes 1 byte, from 255 groups on 4, and 0.134 bytes for each
-        group. Over a mesh, 4 bytes a group and shard are sent for a batch.
+    Cost: O(B log N) to add, draw and write B rows, and O(G) for each batch of draws. A row takes 1
+        byte, from 255 groups on 4, and 0.134 bytes for each group. Over a mesh, 4 bytes a group and
+        shard are sent for a batch.
 
     Weights are 1; if you give `beta` to `fbuf.sample`, they make up for the sizes of groups.
 
@@ -94,18 +98,28 @@ class Grouped(WindowedSampler):
         self._check_window()
         check.name("Grouped", "field", self.field)
         check.integer("Grouped", "groups", self.groups)
-        if self.shares is None:
-            return
-        shares: Any = self.shares
-        if not isinstance(shares, tuple) or len(self.shares) != self.groups:
+        if self.shares is not None:
+            object.__setattr__(self, "shares", self._checked(self.shares))
+
+    def _checked(self, shares: Any) -> tuple[float, ...]:
+        """Return shares as a tuple of numbers, of which one is above 0."""
+        if not isinstance(shares, tuple | list) or len(shares) != self.groups:
             raise ValueError(
                 f"fbuf.Grouped: shares must be a tuple of {self.groups} numbers, one for each "
-                f"group, got {self.shares!r}"
+                f"group, got {shares!r}"
             )
-        for share in self.shares:
+        for share in shares:
             check.number("Grouped", "shares", share)
-        if not sum(self.shares):
+        whole = sum(shares)
+        if not whole:
             raise ValueError("fbuf.Grouped: all shares are 0; give at least one of them")
+        for share in shares:
+            if 0 < share / whole < _LEAST:
+                raise ValueError(
+                    f"fbuf.Grouped: shares has {share!r}, of {whole!r} in all: hardly a draw would "
+                    "ever take it; give 0, or a larger share"
+                )
+        return tuple(shares)
 
     # A property where other classes have a value: it follows from the arguments.
     @property
@@ -182,7 +196,7 @@ class Grouped(WindowedSampler):
 
     def shard_totals(self, index: GroupIndex, ring: Ring) -> GroupTotals:
         """Count the starts of each group."""
-        return GroupTotals(tuple(index.counts[group] for group in range(self.groups)))
+        return GroupTotals(index.counts[:-1])
 
     def plan(
         self,
@@ -194,16 +208,10 @@ class Grouped(WindowedSampler):
         step: Step | None,
     ) -> Plan:
         """Choose a group for each draw, and one of its starts in all shards."""
-        counts = jnp.stack(totals.counts)  # [G, S]
+        counts = totals.counts.T  # [G, S]
         group_key, rank_key = random_bits.split(key, 2)
         of_group = jnp.sum(counts, axis=1, dtype=jnp.int32)
-        shares = self.group_shares(of_group)
-        bounds = jnp.cumsum(shares)
-        point = random_bits.uniforms(group_key, (batch_size,)) * bounds[-1]
-        group = jnp.sum(point[:, None] >= bounds[None], axis=1, dtype=jnp.int32)
-        group = jnp.minimum(group, self.groups - 1)
-        # Rounding must not choose what has no share.
-        group = jnp.where(shares[group] > 0, group, jnp.argmax(shares).astype(jnp.int32))
+        group = chosen(self._shares(of_group), random_bits.bits(group_key, (3, batch_size)))
         rank = random_bits.below(random_bits.bits(rank_key, (2, batch_size)), of_group[group])
         if counts.shape[1] == 1:
             return Plan(jnp.zeros_like(rank), GroupPicks(group, rank))
@@ -229,7 +237,7 @@ class Grouped(WindowedSampler):
         axes: tuple[str, ...],
     ) -> Draw:
         """Weigh starts by 1, or by their probability if there is a `beta`."""
-        counts = jnp.sum(jnp.stack(totals.counts), axis=1, dtype=jnp.int32)
+        counts = jnp.sum(totals.counts, axis=0, dtype=jnp.int32)
         each = self._likely(counts)
         total = jnp.sum(counts, dtype=jnp.int32).astype(jnp.float32)
         mask = jnp.broadcast_to(each.any(), slots.shape)
@@ -253,10 +261,20 @@ class Grouped(WindowedSampler):
 
     def _likely(self, counts: jax.Array) -> jax.Array:
         """Return the probability of each start of a group: float32 `[G]`."""
+        return self._shares(counts) / jnp.maximum(counts, 1).astype(jnp.float32)
+
+    def _shares(self, counts: jax.Array) -> jax.Array:
+        """Return the probability of each group: float32 `[G]`, all 0 if there is no start."""
         shares = self.group_shares(counts)
         whole = shares.sum()
-        share = shares / jnp.where(whole > 0, whole, 1)
-        return share / jnp.maximum(counts, 1).astype(jnp.float32)
+        return shares / jnp.where(whole > 0, whole, 1)
+
+
+def chosen(shares: jax.Array, words: jax.Array) -> jax.Array:
+    """Return a group for each column of uint32 `[3, B]` random words, by float32 `[G]` shares."""
+    ends = wide.cumsum(wide.of_shares(shares))
+    point = wide.below(words, Wide(ends.high[-1], ends.low[-1]))
+    return jnp.minimum(wide.first_above(ends, point), shares.shape[0] - 1)
 
 
 def _as_int32(groups: jax.Array) -> jax.Array:

@@ -67,7 +67,7 @@ class PlannedSampler(Sampler):
 
     @abc.abstractmethod
     def shard_totals(self, index: Index, ring: Ring) -> Any:
-        """Return the figures of a shard for plans and weights: a pytree of numeric scalars."""
+        """Return the figures of a shard for plans and weights: a pytree of numeric arrays."""
 
     @abc.abstractmethod
     def plan(
@@ -84,7 +84,7 @@ class PlannedSampler(Sampler):
         Args:
             index: The index of any shard; its values are not used.
             ring: The ring of any shard; its values are not used.
-            totals: The totals of all shards, leaves `[S]`.
+            totals: The totals of all shards, leaves `[S, ...]`.
             key: As for `draw`.
             batch_size: As for `draw`.
             step: As for `draw`.
@@ -109,7 +109,7 @@ class PlannedSampler(Sampler):
         Only called if `refuses_picks`. The totals for `weigh` may get more leaves, of any shape.
 
         Args:
-            totals: The totals of all shards, leaves `[S]`.
+            totals: The totals of all shards, leaves `[S, ...]`.
             plan: The plan, of `C` picks.
             allowed: bool `[C]`.
             batch_size: `B`, the number of draws.
@@ -146,7 +146,7 @@ class PlannedSampler(Sampler):
         Their mask depends on the totals, the positions and the step alone.
 
         Args:
-            totals: The totals of all shards, leaves `[S]`.
+            totals: The totals of all shards, leaves `[S, ...]`.
             slots: int32 `[m]`.
             aux: The auxiliary values from `pick`, leaves `[m]`.
             positions: int32 `[m]`: the positions of these draws in the batch.

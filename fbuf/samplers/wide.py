@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from fbuf.samplers.random_bits import high_word
 
@@ -38,6 +39,23 @@ def of_halves(high: jax.Array, low: jax.Array) -> Wide:
     return Wide((high >> _SHORT) + carry, whole)
 
 
+def of_shares(shares: jax.Array) -> Wide:
+    """Return float32 shares, each from 0 to 1, times 2**56: exact for a share from 2**-32 on."""
+    scaled = shares * 2.0**24  # of a float32, no more than 24 bits lie before and behind the point
+    high = jnp.floor(scaled)
+    return Wide(high.astype(jnp.uint32), ((scaled - high) * 2.0**32).astype(jnp.uint32))
+
+
+def cumsum(numbers: Wide) -> Wide:
+    """Return the running sums of `[S]` numbers, modulo 2**64."""
+
+    def together(one: Wide, other: Wide) -> Wide:
+        carry, low = _add(one.low, other.low)
+        return Wide(one.high + other.high + carry, low)
+
+    return lax.associative_scan(together, numbers)
+
+
 def plus(number: Wide, more: jax.Array) -> Wide:
     """Return a number and uint32 numbers together, modulo 2**64."""
     carry, low = _add(jnp.broadcast_to(number.low, more.shape), more)
@@ -47,8 +65,8 @@ def plus(number: Wide, more: jax.Array) -> Wide:
 def below(words: jax.Array, total: Wide) -> Wide:
     """Return integers in `[0, total)`, from 96 random bits each; 0 if `total` is 0.
 
-    They are the upper words of a 96 by 64 bit product. For a total below 2**48 their probabilities
-    differ from 1 / total by less than 2**-96.
+    They are the upper words of a 96 by 64 bit product. Their probabilities differ from 1 / total by
+    less than 2**-94.
 
     Args:
         words: uint32 `[3, B]`; random, the highest word first.

@@ -131,26 +131,6 @@ def aggregate(tree: SumTree, which: Aggregate) -> jax.Array:
     return (top if top.ndim == 2 else top[..., tree.keeps.index(which)]).max()
 
 
-def smallest(tree: SumTree) -> tuple[jax.Array, jax.Array]:
-    """Find a slot with the smallest value above 0, and the value; any slot if there is none.
-
-    The tree must keep LARGEST_INVERSE. O(log N).
-    """
-    which = tree.keeps.index(Aggregate.LARGEST_INVERSE)
-    row = jnp.zeros(1, jnp.int32)
-    found = jnp.argmax(tree.nodes[-1][..., which].reshape(-1)).astype(jnp.int32)[None]
-    for level in below_top(tree):
-        row = jnp.minimum(found, level.shape[0] - 1)
-        children = read_rows(level, row)[0]
-        if level is tree.leaves:
-            inverse = jnp.where(children > 0, 1 / jnp.where(children > 0, children, 1), 0)
-        else:
-            inverse = children[..., which]
-        found = row * FANOUT + jnp.argmax(inverse).astype(jnp.int32)
-    slot = jnp.minimum(found, tree.capacity - 1)
-    return slot[0], values(tree, slot)[0]
-
-
 def values(tree: SumTree, slots: jax.Array) -> jax.Array:
     """Return the values of slots, each of which must be in range: float32 `[B]`."""
     return levels.read_leaves(tree.leaves, slots)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from support.pair import Pair, ShardedPair
 
 import fbuf
 from fbuf import sharded
+from fbuf.samplers.grouped import chosen
 
 ONE, THREE, APART = (None, 6, True), (3, 4, True), (3, 4, False)
 ITEM = {"number": jnp.int32(0), "group": jnp.int8(0)}
@@ -254,6 +256,28 @@ def test_many_groups_of_bools_and_numbers_beyond_int32():
     assert set(np.asarray(fbuf.sample(state, jax.random.key(0), 9).data["task"]).tolist()) == {299}
 
 
+def test_a_list_of_shares_is_a_tuple():
+    assert grouped(shares=[1.0, 2.0, 3.0]) == grouped(shares=(1.0, 2.0, 3.0))
+
+
+@pytest.mark.parametrize("groups", [2, 5, 3000])
+def test_a_group_is_chosen_by_its_share_to_the_last_bit(groups):
+    """Each word above or below the edge of a share chooses the group on its side."""
+    rng = np.random.default_rng(0)
+    given = rng.choice([0.0, 2.0**-31, 1.0, 3.0, 1e-3], groups) + np.eye(groups)[-1]
+    shares = np.float32(given / given.sum())
+    parts = [int(float(share) * 2**56) for share in shares]  # exact in float64 and in int
+    ends = np.cumsum(np.array(parts, object))
+    live = [group for group in range(groups) if parts[group]]
+    edges = [ends[group] for group in live[:-1]]
+    # The words whose product with the whole is the last one below an edge, and the one at it.
+    points = [(-(-edge * 2**96 // ends[-1]) + off) for edge in edges for off in (-1, 0)]
+    words = np.array([[point >> shift & 0xFFFFFFFF for point in points] for shift in (64, 32, 0)])
+    found = np.asarray(chosen(jnp.asarray(shares), jnp.asarray(words, jnp.uint32)))
+    expected = [group for pair in itertools.pairwise(live) for group in pair]
+    assert found.tolist() == expected
+
+
 @dataclasses.dataclass(frozen=True)
 class BySize(fbuf.Grouped):
     """A sampler of a user: large groups are drawn more often, but not as often as their rows."""
@@ -294,7 +318,8 @@ def test_rows_on_the_host_have_groups():
 MISUSE = {
     "groups": (lambda: grouped().__class__("group", 0), "Grouped.*groups"),
     "shares": (lambda: grouped(shares=(1.0, 2.0)), "Grouped.*shares.*tuple of 3"),
-    "list": (lambda: grouped(shares=[1.0, 2.0, 3.0]), "Grouped.*shares.*tuple of 3"),
+    "set": (lambda: grouped(shares={1.0, 2.0, 3.0}), "Grouped.*shares.*tuple of 3"),
+    "tiny": (lambda: grouped(shares=(1.0, 1e-10, 3.0)), "Grouped.*shares has 1e-10.*larger"),
     "zero": (lambda: grouped(shares=(0.0, 0.0, 0.0)), "Grouped.*shares.*at least one"),
     "negative": (lambda: grouped(shares=(1.0, -1.0, 0.0)), "Grouped.*shares"),
     "field": (lambda: fbuf.init(ITEM, 8, sampler=fbuf.Grouped("task", 2)), "Grouped.*'task'"),

@@ -38,7 +38,7 @@ class Pair:
         self.rng = np.random.default_rng(seed)
         self.state = fbuf.init(jnp.int32(0), CAPACITY, sampler=sampler)
         self.sampler, self.per = sampler, getattr(sampler, "sampler", None)
-        self.slots, self.number, self.names, self.ever = {}, 0, {}, 0.0
+        self.slots, self.number, self.names, self.ever, self.newest = {}, 0, {}, 0.0, 0
 
     def stored(self, priority):
         """Return the value that is stored for a priority."""
@@ -73,10 +73,12 @@ class Pair:
         free = [slot for slot in range(CAPACITY) if slot not in self.slots]
         holes = [slot for slot, row in sorted(self.slots.items()) if row[2]]
         live = {slot: row[1] for slot, row in self.slots.items() if not row[2]}
-        slot = (free or holes or [min(live, key=lambda slot: (live[slot], slot))])[0]
+        # The next lowest one behind the newest row.
+        turn = lambda slot: (live[slot], (slot - self.newest - 1) % CAPACITY)
+        slot = (free or holes or [min(live, key=turn)])[0]
         if not free and not holes and value < live[slot]:
             return
-        self.slots[slot] = [number, value, False]
+        self.slots[slot], self.newest = [number, value, False], slot
         self.ever = max(self.ever, value)
 
     def look_up(self, new):
@@ -111,7 +113,7 @@ class Pair:
 
     def clear(self):
         self.state = fbuf.clear(self.state)
-        self.slots, self.ever = {}, 0.0
+        self.slots, self.ever, self.newest = {}, 0.0, 0
 
     def live(self):
         return [slot for slot, row in sorted(self.slots.items()) if not row[2]]
@@ -252,7 +254,7 @@ class Shards:
     def clear(self):
         self.state, self.added = sharded.clear(self.state), np.zeros_like(self.added)
         for pair in self.pairs:
-            pair.slots, pair.ever = {}, 0.0
+            pair.slots, pair.ever, pair.newest = {}, 0.0, 0
         self.look()
 
     def agree(self):

@@ -385,12 +385,12 @@ MUTANTS = [
     ),
     *of(
         "ops/load.py",
-        ('end_episode(found.state) if episodes == "end"', 'found.state if episodes == "end"', "episode end", ("test_save.py", "open_episodes")),
+        ('cut_episodes(found.state) if episodes == "end"', 'found.state if episodes == "end"', "episode end", ("test_save.py", "open_episodes")),
         ('    check.choice("load", "episodes", episodes, get_args(Episodes))\n', "", "door", ("test_save.py", "open_episodes")),
     ),
     *of(
         "mesh/load.py",
-        ('end_episode(found.state)) if episodes', 'found.state) if episodes', "episode end", ("test_sharded_disk.py", "open_episodes")),
+        ('cut_episodes(found.state)) if episodes', 'found.state) if episodes', "episode end", ("test_sharded_disk.py", "open_episodes")),
     ),
     *of(
         "dispatch/host_arrays.py",
@@ -557,6 +557,7 @@ MUTANTS = [
     ),
     *of(
         "samplers/grouped.py",
+        ("0 < share / whole < _LEAST", "0 < share / whole < 0", "weights", ("test_grouped.py", "tiny")),
         ("return Plan(shard, GroupPicks(group, rank - before))", "return Plan(shard, GroupPicks(group, rank))", "exchange", ("test_grouped.py", "mesh")),
         ("return jnp.where(counts > 0, shares, 0)", "return shares", "mask", GROUP),
         ("relative = jnp.where(mask, likely * total, 1)", "relative = jnp.where(mask, 1 / likely, 1)", "weights", GROUP),
@@ -630,7 +631,16 @@ MUTANTS = [
         ("totals.rows[shard]), None)", "totals.rows[0]), None)", "seam", PLACES_OF_ALL),
     ),
     *of(
+        "trees/smallest.py",
+        ("(begin + jnp.arange(inverse.shape[0]) >= at)", "(begin >= 0)", "seam", ("test_smallest.py", "next_one")),
+        ("at = at // FANOUT + 1", "at = at // FANOUT", "seam", ("test_smallest.py", "next_one")),
+        ("jnp.where(place > number,", "jnp.where(place >= number,", "seam", ("test_smallest.py", "next_one")),
+        ("jnp.where(found < 0, _first(everywhere == most), found)", "jnp.where(found < 0, 0, found)", "seam", ("test_smallest.py", "next_one")),
+    ),
+    *of(
         "samplers/evict_lowest.py",
+        ("newest = jnp.where(kept, slot[0], newest)", "newest = newest + 0", "order", ("test_smallest.py", "ring")),
+        ("jnp.where(newest + 1 < ring.capacity, newest + 1, 0)", "newest", "seam", ("test_smallest.py", "ring")),
         ("dataclasses.replace(index.priorities, largest_of_shards=None)", "index.priorities", "seam", PLACES_OF_ALL),
         ('smallest_stats: ClassVar[frozenset[str]] = frozenset({"lowest"})', "smallest_stats: ClassVar[frozenset[str]] = frozenset()", "count", ("test_placing.py", "lowest_of_all")),
     ),
@@ -689,7 +699,7 @@ MUTANTS = [
     ),
     *of(
         "ops/end_episode.py",
-        ("    if ring.writes is not None:", "    if ring.writes is None and False:", "mask", ("test_placing.py", "loaded")),
+        ("    if state.ring.writes is not None:", "    if state.ring.writes is None and False:", "mask", ("test_placing.py", "loaded")),
     ),
     *of(
         "samplers/mixture.py",
@@ -997,6 +1007,8 @@ MUTANTS = [
     ),
     *of(
         "samplers/wide.py",
+        ("shares * 2.0**24", "shares * 2.0**16", "weights", ("test_grouped.py", "last_bit")),
+        ("return Wide(one.high + other.high + carry, low)", "return Wide(one.high + other.high, low)", "count", ("test_grouped.py", "last_bit")),
         ("carries += carry", "carries = carry", "count", WIDE),
         ("(low <= numbers.low)", "(low < numbers.low)", "seam", WIDE),
     ),
@@ -1106,7 +1118,7 @@ MUTANTS = [
     ),
     *of(
         "ops/end_episode.py",
-        ("ring, slots = state.ring.end(lanes, resets)", "ring, slots = state.ring, lanes * 0 + state.capacity", "queue", FIFO),
+        ("ring, slots = state.ring.end(lanes, resets, bits)", "ring, slots = state.ring, lanes * 0 + state.capacity", "queue", FIFO),
     ),
     *of(
         "storage/ring.py",
@@ -1202,7 +1214,7 @@ MUTANTS = [
     *of(
         "ops/resume.py",
         ("if episodes == \"keep\":", "if True:", "adapters", ("test_buffers.py", "joins_no_row")),
-        ("    buffer.end_episode()\n", "", "adapters", ("test_host.py", "store_ends")),
+        ("    buffer.contents.change(cut_episodes)\n", "", "adapters", ("test_host.py", "store_ends")),
         ("values.choice(function, \"episodes\", episodes, get_args(Episodes))", "pass", "adapters", ("test_buffers.py", "one_of_two")),
     ),
     *of(
