@@ -1,4 +1,4 @@
-"""SAC in PyTorch on Pendulum: start it again with the same `--folder`, and it goes on from there.
+"""SAC in PyTorch on Pendulum: with the same `--folder` it goes on from its last save.
 
 Needs `pip install "fbuf[torch]" gymnasium`.
 """
