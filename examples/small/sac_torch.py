@@ -19,7 +19,7 @@ parser, temporary = argparse.ArgumentParser(description=__doc__), tempfile.Tempo
 parser.add_argument("seed", type=int, nargs="?", default=0)
 parser.add_argument("--folder", default=temporary.name, help="where the saves lie and stay")
 seed, folder = vars(parser.parse_args()).values()
-STEPS, SAVE_EVERY, GAMMA, TAU, TARGET_ENTROPY = 5000, 1000, 0.98, 0.01, -1
+STEPS, SAVE_EVERY, GAMMA, TAU, TARGET_ENTROPY = 6000, 1000, 0.98, 0.01, -1
 torch.manual_seed(seed)
 torch.set_num_threads(1)  # networks this small lose more to threads than they gain
 
