@@ -51,6 +51,7 @@ class Leaf:
     scale: float = 0.0
     _first: np.ndarray[Any, Any] | None = None
     _squares: float = 0.0
+    _numbers: int = 0
     _others: int = 0
 
     def take(self, rows: np.ndarray[Any, Any], places: np.ndarray[Any, Any]) -> None:
@@ -70,9 +71,9 @@ class Leaf:
         numbers = values[good].astype(np.float64)
         if numbers.size:
             least, most = float(numbers.min()), float(numbers.max())
-            nothing = self._first is None
-            self.least = least if nothing else min(self.least, least)
-            self.most = most if nothing else max(self.most, most)
+            self.least = min(self.least, least) if self._numbers else least
+            self.most = max(self.most, most) if self._numbers else most
+            self._numbers += numbers.size
             others = numbers[numbers != 0]
             with np.errstate(over="ignore"):
                 self._squares += float(np.sum(others**2))
@@ -140,4 +141,5 @@ def _spread_out(slots: np.ndarray[Any, Any], count: int) -> np.ndarray[Any, Any]
     if slots.size <= count:
         return slots
     # Evenly spaced rows could all be of one environment.
-    return slots[np.unique(np.random.default_rng(0).integers(slots.size, size=count))]
+    some = np.random.default_rng(0).choice(slots.size, count, replace=False, shuffle=False)
+    return slots[np.sort(some)]
