@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from fbuf.doctor.finding import Finding
-from fbuf.doctor.findings.next_observations import PAIRS
+from fbuf.doctor.findings.next_observations import has_next
 from fbuf.doctor.leaves import Leaf
 from fbuf.doctor.look import Found
 from fbuf.doctor.text import count
@@ -62,8 +62,8 @@ def _none(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
         if name.split(".")[-1] in _FIELDS and not (leaf.alike or leaf.not_finite)
     ]
     kept = found.parts[0].state.next_obs
-    whole = any(name in leaves for _, name in PAIRS)  # rows that need no other row
-    if own and whole and found.sampler.window == 1 and kept is None:
+    # A row that holds its next observation needs no other row.
+    if own and has_next(leaves) and found.sampler.window == 1 and kept is None:
         return
     if own and longest >= _FEW:
         yield Finding(
@@ -125,7 +125,8 @@ def _cut(found: Found, ends: int) -> Iterator[Finding]:
     lanes = [lane for lanes in found.lanes for lane in lanes]
     ring = found.parts[0].state.ring
     full = all(lane.slots.size == ring.lane_length for lane in lanes)
-    if found.sampler.is_queue or not (full and ends) or found.episodes.lengths.size:
+    whole = any((lane.episodes.whole & lane.episodes.ended).any() for lane in lanes)
+    if found.sampler.is_queue or not (full and ends) or whole:
         return
     longest = max(int((lane.episodes.last + 1 - lane.episodes.first).max()) for lane in lanes)
     yield Finding(

@@ -33,21 +33,47 @@ def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
     """Yield the findings."""
     if found.sampler.places:
         return
-    names = list(leaves)
     for observation, following in PAIRS:
-        if (
-            observation in leaves
-            and following in leaves
-            and leaves[observation].shape == leaves[following].shape
-            and not leaves[observation].alike
-        ):
-            pair = names.index(observation), names.index(following)
-            yield from _stored(found, pair, observation, following)
+        pairs = _pairs_of_leaves(leaves, observation, following)
+        # Parts that never change, such as goals, say nothing.
+        if not all(leaves[name].alike for name, _ in pairs):
+            yield from _stored(found, _numbers(leaves, pairs), observation, following)
     yield from _kept(found, leaves)
 
 
+def has_next(leaves: Mapping[str, Leaf]) -> bool:
+    """Tell whether rows hold a next observation: a field, or a dict of fields."""
+    return any(_is_in(name, following) for name in leaves for _, following in PAIRS)
+
+
+def _is_in(name: str, field: str) -> bool:
+    """Tell whether a leaf is a field, or lies in the field."""
+    return name == field or name.startswith(f"{field}.")
+
+
+def _pairs_of_leaves(
+    leaves: Mapping[str, Leaf], observation: str, following: str
+) -> list[tuple[str, str]]:
+    """Return the leaves of an observation, each with its leaf of the next one."""
+    named = [name for name in leaves if _is_in(name, observation)]
+    pairs = [(name, following + name.removeprefix(observation)) for name in named]
+    return [
+        (name, later)
+        for name, later in pairs
+        if later in leaves and leaves[name].shape == leaves[later].shape and leaves[name].rows
+    ]
+
+
+def _numbers(
+    leaves: Mapping[str, Leaf], pairs: Sequence[tuple[str, str]]
+) -> tuple[list[int], list[int]]:
+    """Return the numbers of the leaves of observations, and of those of next observations."""
+    numbers = {name: number for number, name in enumerate(leaves)}
+    return [numbers[name] for name, _ in pairs], [numbers[later] for _, later in pairs]
+
+
 def _stored(
-    found: Found, pair: tuple[int, int], observation: str, following: str
+    found: Found, pair: tuple[list[int], list[int]], observation: str, following: str
 ) -> Iterator[Finding]:
     """Compare stored next observations of some rows with observations."""
     equal, compared = _counts(found, pair, lambda flags: flags & ENDS == 0, steps=0)
@@ -69,18 +95,19 @@ def _after_reset(following: str, equal: int, compared: int) -> Iterator[Finding]
     """Find that a next observation is that of a reset."""
     if compared >= _FEW and equal > compared // 2:
         yield Finding(
-            "error",
+            "warning",
             "next_observation_after_reset",
             f"After a truncated row {following} is the first observation of the next episode, in "
             f"{equal:,} of {compared:,} rows that were compared: values are passed back from "
             "another episode.",
             "Store the last observation before the reset. Gymnasium's vector environments have it "
-            'in info["final_obs"]; the collectors of fbuf_adapters do it for you.',
+            'in info["final_obs"]; the collectors of fbuf_adapters do it for you. If you do not '
+            "reset there, all is well.",
         )
 
 
 def _counts(
-    found: Found, pair: tuple[int, int], wanted: Callable[[Any], Any], *, steps: int
+    found: Found, pair: tuple[list[int], list[int]], wanted: Callable[[Any], Any], *, steps: int
 ) -> tuple[int, int]:
     """Count the wanted rows whose next observation is the observation some steps later.
 
@@ -90,8 +117,8 @@ def _counts(
     equal = compared = 0
     for part, lanes in zip(found.parts, found.lanes, strict=True):
         first, second = _pairs(lanes, wanted, steps)
-        following = _read(part.read, part.state.capacity, [pair[1]], first)
-        observed = _read(part.read, part.state.capacity, [pair[0]], second)
+        following = _read(part.read, part.state.capacity, pair[1], first)
+        observed = _read(part.read, part.state.capacity, pair[0], second)
         equal, compared = equal + int(_same(following, observed).sum()), compared + first.size
     return equal, compared
 
