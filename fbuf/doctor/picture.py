@@ -121,9 +121,13 @@ def _priorities(
         ylabel="stored priority",
     )
     given = None if why_not else priorities
+    if given is not None and given.size and not given.any():
+        given, why_not = None, "all priorities are 0"
     if _finite(axes, given, why_not) is None or given is None or likely is None:
         return
     drawn = given > 0
+    if not drawn.all():
+        axes.set_ylabel("stored priority (0 left out)")
     ages, given, share = ages[drawn], given[drawn], likely[drawn] / likely.sum()
     low, high = float(given.min()), float(given.max())
     is_log = high > 10 * low
@@ -183,7 +187,8 @@ def _shares(axes: Any, of: dict[str, Any], likely: np.ndarray | None, why_not: s
 def _fill(axes: Any, of: dict[str, Any]) -> None:
     """Draw how many slots hold rows, removed rows, resets and none."""
     left = 0
-    parts = {"rows": of["rows"], "removed": of["removed"], "resets": of["dummies"]}
+    removed = "removed or left empty"
+    parts = {"rows": of["rows"], removed: of["removed"], "resets": of["dummies"]}
     parts["free"] = of["capacity"] - sum(parts.values())
     colors = "tab:blue", "tab:red", "tab:orange", "lightgray"
     for (name, count), color in zip(parts.items(), colors, strict=True):
