@@ -10,8 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fbuf.doctor.nested import nested
+from fbuf.samplers import priority_index
+from fbuf.samplers.limited import Limited
 from fbuf.samplers.planned import PlannedSampler
-from fbuf.samplers.prioritized import PriorityTotals
+from fbuf.samplers.prioritized import Prioritized, PriorityTotals
 from fbuf.samplers.uniform import UniformTotals
 from fbuf.state import State
 from fbuf.storage.ring import REMOVED
@@ -28,12 +31,14 @@ class Draws:
         slots: The slot of each row; behind those of a shard come those of the next one.
         mass: The share of a shard is its mass over the mass of all shards. None if the masses do
             not say the share.
+        zero: How many more rows could be drawn, were their priority not 0.
     """
 
     likely: np.ndarray
     ages: np.ndarray
     slots: np.ndarray
     mass: float | None
+    zero: int = 0
 
     @property
     def effective(self) -> float:
@@ -43,7 +48,7 @@ class Draws:
 
 def of_state(state: State[Any]) -> Draws:
     """Return the draws of a buffer; its rows are not needed."""
-    likely, ages = map(jax.device_get, _of_slots(state))
+    likely, ages, count = map(jax.device_get, _of_slots(state))
     drawn = likely > 0
     likely = likely[drawn].astype(np.float64)
     mass = None
@@ -55,18 +60,28 @@ def of_state(state: State[Any]) -> Draws:
                 mass = float(found.starts if found.segments is None else found.segments)
             case _:
                 pass
-    return Draws(likely * likely.size, ages[drawn], np.flatnonzero(drawn), mass)
+    zero = max(int(count) - likely.size, 0)
+    return Draws(likely * likely.size, ages[drawn], np.flatnonzero(drawn), mass, zero)
 
 
 @jax.jit
-def _of_slots(state: State[Any]) -> tuple[jax.Array, jax.Array]:
-    """Return the probability of a draw and the age of every slot; 0 without a row."""
+def _of_slots(state: State[Any]) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return the probability of a draw and the age of every slot, 0 without a row; and a count.
+
+    The count is that of rows that may be drawn if their priority is above 0.
+    """
     index, ring, sampler = state.index, state.ring, state.sampler
     slots = jnp.arange(ring.capacity, dtype=jnp.int32)
     there = ring.holds(slots) & (ring.flags & REMOVED == 0)
     likely = sampler.probability(index, ring, jnp.where(there, slots, 0))
     likely = jnp.where(there & sampler.can_sample(index, ring), likely, 0)
-    return likely, ring.newer(slots) + 1
+    count = jnp.int32(0)
+    for of, inner in nested(sampler, index):
+        if isinstance(of, Prioritized):
+            count = priority_index.count(inner, ring)
+    if any(isinstance(of, Limited) for of, _ in nested(sampler, index)):
+        count = jnp.minimum(count, sampler.stats(index, ring)["live"])  # no retired row is drawn
+    return likely, ring.newer(slots) + 1, count
 
 
 def together(each: Sequence[Draws], capacity: int) -> Draws | None:
@@ -89,4 +104,5 @@ def together(each: Sequence[Draws], capacity: int) -> Draws | None:
     ]
     ages = np.concatenate([of.ages for of in each])
     slots = np.concatenate([of.slots + shard * capacity for shard, of in enumerate(each)])
-    return Draws(np.concatenate([*likely, np.zeros(0)]), ages, slots, mass)
+    zero = sum(of.zero for of in each)
+    return Draws(np.concatenate([*likely, np.zeros(0)]), ages, slots, mass, zero)

@@ -58,6 +58,11 @@ class Found:
         return self.parts[0].state.sampler
 
     @property
+    def over_mesh(self) -> bool:
+        """Whether the functions of `fbuf.sharded` serve the buffer, and not those of `fbuf`."""
+        return len(self.parts) > 1 or self.parts[0].over_mesh
+
+    @property
     def flags(self) -> np.ndarray[Any, Any]:
         """uint8 `[rows]`; the flags of all stored rows that are not removed."""
         flags = np.concatenate([lane.flags for lanes in self.lanes for lane in lanes])
@@ -73,7 +78,10 @@ class Found:
         shard, slot = divmod(row, self.parts[0].state.capacity)
         ring = self.parts[0].state.ring
         of = f"shard {shard}, slot {slot}" if len(self.parts) > 1 else f"slot {slot}"
-        return of if ring.num_envs is None else f"{of}, environment {slot % ring.lanes}"
+        if ring.num_envs is None:
+            return of
+        # The environments of a shard come behind those of the shards before.
+        return f"{of}, environment {shard * ring.lanes + slot % ring.lanes}"
 
 
 def look(parts: Sequence[Part], reward: Asked) -> Found:
@@ -122,8 +130,11 @@ def look(parts: Sequence[Part], reward: Asked) -> Found:
             why_not["draws"] = "not known: they depend on all shards together"
         elif priorities.sampler_of(first) is not None:
             of_rows = np.concatenate([priorities.of_part(part) for part in parts])[drawn.slots]
+    of_sampler = _of_sampler(parts)
+    if drawn is not None and not drawn.likely.size and of_sampler.get("fresh"):
+        why_not["draws"] = f"{of_sampler['fresh']:,} fresh rows first, and no other row"
     found = Found(parts, lanes, field, values, {}, whole, drawn, of_rows, why_not)
-    found.figures.update(_figures(found, unread))
+    found.figures.update(_figures(found, unread) | {"sampler figures": of_sampler})
     return found
 
 
@@ -158,15 +169,16 @@ def _figures(found: Found, unread: int | None) -> dict[str, Any]:
         "oldest": None if unordered else oldest,
         "rewards not finite": sum(bad) if found.rewards else None,
         "episodes": found.episodes.lengths.size,
+        "with removed rows": found.episodes.thinned,
         "unfinished": int((flags & UNFINISHED > 0).sum()),
         "length": spread(found.episodes.lengths),
         "return": None if returns is None else spread(returns),
         "returns not finite": None if returns is None else int((~np.isfinite(returns)).sum()),
         "reward": None if found.reward is None else found.reward[0],
         "unread": unread,
+        "drawable": None if drawn is None else drawn.likely.size,
         "likely": None if drawn is None else spread(drawn.likely),
         "effective sample size": None if drawn is None else drawn.effective,
-        "sampler figures": _of_sampler(found.parts),
         "faults": [flag.name for flag in Fault if any(fault & flag for fault in faults)],
     }
 

@@ -38,6 +38,7 @@ class Part:
         kept: Reads what `next_of` keeps, by place; None where nothing is kept, or where its rows
             are not at hand.
         known: Whether the class of the sampler is known; if not, there is no index.
+        over_mesh: Whether it is a shard, though it be the only one.
     """
 
     state: State[Any]
@@ -45,6 +46,7 @@ class Part:
     read: Read
     kept: Read | None = None
     known: bool = True
+    over_mesh: bool = False
 
 
 @functools.singledispatch
@@ -92,7 +94,8 @@ def _(buffer: ShardedState, function: str) -> Generator[list[Part]]:  # pyright:
             f"fbuf.{function}: state lies on devices of several processes, and one of them sees "
             "its own shards alone; call fbuf.sharded.save, and then run fbuf doctor PATH"
         )
-    yield [of_state(shard) for _, shard in shards_here(buffer)]
+    shards = [of_state(shard) for _, shard in shards_here(buffer)]
+    yield [dataclasses.replace(shard, over_mesh=True) for shard in shards]
 
 
 def check(state: State[Any], function: str) -> None:

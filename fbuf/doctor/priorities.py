@@ -21,6 +21,16 @@ def sampler_of(part: Part) -> Prioritized | None:
     return next((of for of in kinds if isinstance(of, Prioritized)), None)
 
 
+def of_error(sampler: Prioritized, error: float) -> float:
+    """Return the priority that a sampler stores for a TD error."""
+    return float(np.float32(max(error + sampler.eps, sampler.floor) ** sampler.alpha))
+
+
+def of_new(sampler: Prioritized) -> float:
+    """Return the priority that a row gets in a new buffer, if `fbuf.add` is given none."""
+    return float(np.float32(max(1.0, sampler.floor) ** sampler.alpha))
+
+
 def of_part(part: Part) -> np.ndarray[Any, Any]:
     """Return the priority of each slot as it is stored, after the power: float64 `[capacity]`."""
     inside = nested(part.state.sampler, part.state.index)

@@ -64,7 +64,7 @@ def report(state: Any, *, reward: str | None = None, rows: int = ROWS) -> Report
         >>> state = fbuf.init({"reward": 0.0}, capacity=100)
         >>> state = fbuf.add(state, {"reward": jnp.zeros(100)})
         >>> print(fbuf.report(state))
-        rows      100, 100.0% of the slots; 0 removed, 0 resets
+        rows      100 of 100 slots (100.0%); 0 removed or left empty, 0 resets
         age       the oldest row is of 100 steps ago
         episodes  0 whole
         returns   no whole episode

@@ -28,22 +28,27 @@ class Episodes:
         returns: The sum of rewards of each episode, undiscounted; None if there is no reward.
         ended: How many rows ago the environment wrote the last row of each episode, that row
             included.
+        thinned: How many more episodes are left out, for some of their rows are removed.
     """
 
     lengths: np.ndarray
     returns: np.ndarray | None
     ended: np.ndarray
+    thinned: int = 0
 
 
 def episodes(lane: Lane, rewards: np.ndarray | None) -> Episodes:
-    """Return the whole episodes of a lane; an episode counts if one of its rows is not removed."""
+    """Return the whole episodes of a lane; one that has lost a row does not count."""
     first, last, whole, ended = lane.episodes
-    kept = whole & ended & (_sums(lane.flags & REMOVED == 0, first, last) > 0)
+    removed = _sums(lane.flags & REMOVED > 0, first, last)
+    kept = whole & ended & (removed == 0)
+    thinned = whole & ended & (removed > 0) & (removed <= last - first)
     returns = None
     if rewards is not None:
         with np.errstate(over="ignore", invalid="ignore"):  # the figures count these returns
             returns = _sums(rewards[lane.slots], first, last)[kept]
-    return Episodes((last - first + 1)[kept], returns, (lane.slots.size - last)[kept])
+    ages = (lane.slots.size - last)[kept]
+    return Episodes((last - first + 1)[kept], returns, ages, int(thinned.sum()))
 
 
 def _sums(values: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.ndarray:
@@ -60,7 +65,9 @@ def together(each: Sequence[Episodes]) -> Episodes:
     order = np.argsort(-ended, kind="stable")
     lengths = np.concatenate([one.lengths for one in each])[order]
     returns = [one.returns for one in each if one.returns is not None]
-    return Episodes(lengths, np.concatenate(returns)[order] if returns else None, ended[order])
+    thinned = sum(one.thinned for one in each)
+    joined = np.concatenate(returns)[order] if returns else None
+    return Episodes(lengths, joined, ended[order], thinned)
 
 
 class Asked(NamedTuple):
@@ -87,14 +94,17 @@ def reward_field(layout: Layout, asked: Asked) -> tuple[str, int] | str:
     else:
         leaf = layout.find(asked.function, asked.argument, wanted)
         if not isinstance(leaf, int):
-            raise ValueError(f"{start} {wanted!r}, which has fields of its own")
+            raise ValueError(f"{start} {wanted!r}, which has fields of its own; name one of them")
         named = [(wanted, leaf)]
     for name, leaf in named:
         field = layout.fields[leaf]
         if field.size == 1 and not jnp.issubdtype(field.dtype, jnp.complexfloating):
             return name, leaf
     if wanted is not None:
-        raise ValueError(f"{start} {wanted!r}, which is not one real number a row")
+        raise ValueError(
+            f"{start} {wanted!r}, which is not one real number a row; name another field, or leave "
+            f"{asked.argument} out"
+        )
     if not named:
         return f"no field called reward; say which one with {asked.argument}"
     name, field = named[0][0], layout.fields[named[0][1]]

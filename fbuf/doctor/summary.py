@@ -17,16 +17,19 @@ def entries(found: Found) -> dict[str, str]:
         bad = {"rewards": _not_finite(of["rewards not finite"], of["rows"])}
     age = UNORDERED
     if of["oldest"] is not None:
-        age = f"the oldest row is of {of['oldest']:,} steps ago"
+        oldest = of["oldest"]
+        age = f"the oldest row is of {text.count(oldest, 'step')} ago" if oldest else "no row"
     episodes = f"{of['episodes']:,} whole"
     if of["length"]:
         episodes += f", of {text.spread(*of['length'])} rows"
+    if of["with removed rows"]:
+        episodes += f"; {of['with removed rows']:,} more with removed rows"
     if of["unfinished"]:
         episodes += f"; {of['unfinished']:,} cut short by a load or by fbuf.extend"
     figures = of["sampler figures"]
     return {
-        "rows": f"{of['rows']:,}, {of['fill']:.1%} of the slots; {of['removed']:,} removed, "
-        f"{of['dummies']:,} resets",
+        "rows": f"{of['rows']:,} of {of['capacity']:,} slots ({of['rows'] / of['capacity']:.1%}); "
+        f"{of['removed']:,} removed or left empty, {of['dummies']:,} resets",
         "age": age,
         "episodes": why_not.get("episodes") or episodes,
         "returns": why_not.get("returns") or _returns(of),
@@ -56,7 +59,11 @@ def _draws(of: Mapping[str, Any]) -> str:
     if not of["likely"]:
         return "no row can be drawn"
     spread, size = text.spread(*of["likely"]), of["effective sample size"]
-    return f"{spread} times as likely as the average row; effective sample size {size:,.0f}"
+    some, than = "", "the average row"
+    if of["drawable"] < of["rows"]:
+        some = f"{of['drawable']:,} of {text.count(of['rows'], 'row')} can be drawn, "
+        than = "the average of these"
+    return f"{some}{spread} times as likely as {than}; effective sample size {size:,.0f}"
 
 
 def _figures(of: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Priorities that nobody has updated."""
+"""Priorities that do not tell rows apart."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from fbuf.doctor import priorities
 from fbuf.doctor.finding import Finding
 from fbuf.doctor.leaves import Leaf
 from fbuf.doctor.look import Found
+from fbuf.samplers.prioritized import Prioritized
 
 _FEW = 100
 """The rows below which equal priorities say nothing."""
@@ -33,23 +34,44 @@ def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
     # Many TD errors may well be below the floor.
     if sampler.floor and np.isclose(same, sampler.floor**sampler.alpha):
         return
-    if each.size == 1:
-        yield Finding(
-            "warning",
-            "priorities_never_updated",
-            f"All {values.size:,} rows have the same priority: draws are uniform.",
-            "Call state = fbuf.update_priority(state, batch.ids, td_error) after each learning "
-            "step, and keep the state. Before the first step this is as it should be.",
-        )
-    elif equal >= _MOST * values.size and most > 0:
+    rows = values.size + drawn.zero  # those of priority 0 differ
+    if equal == rows:
+        yield _all_alike(rows, same, sampler)
+    elif equal >= _MOST * rows and (most > 0 or same == priorities.of_new(sampler)):
         ages = drawn.ages[values == each[most]]
         middle = f"; half of these are older than {np.median(ages):,.0f} steps"
         age = "" if found.sampler.places else middle
         yield Finding(
             "warning",
             "priorities_stale",
-            f"{equal:,} of {values.size:,} rows have the same priority, such as new rows get"
-            f"{age}: they were not updated since they were added.",
-            "Draw as many rows as you add, or more. Give fbuf.update_priority the ids of the batch "
-            "that the TD errors come from. If you clip TD errors, raise the limit.",
+            f"{equal:,} of {rows:,} rows share one priority, {same:.3g}{age}. They were not "
+            "updated since they were added, or their TD errors are alike.",
+            "If they were not updated: draw as many rows as you add, or more, and give "
+            "update_priority the ids of the batch that the TD errors come from. If you clip TD "
+            "errors: raise the limit.",
         )
+
+
+def _all_alike(rows: int, same: float, sampler: Prioritized) -> Finding:
+    """Say that no priority differs."""
+    start = f"All {rows:,} rows have the same priority, {same:.3g}"
+    call = (
+        "Call update_priority with the ids and the TD errors of the batch after each learning "
+        "step. It returns the state to keep: state = fbuf.update_priority(state, batch.ids, "
+        "td_error)."
+    )
+    if same == priorities.of_new(sampler):
+        return Finding(
+            "warning",
+            "priorities_never_updated",
+            f"{start}, which new rows get: draws are uniform.",
+            f"{call} Before the first step this is as it should be.",
+        )
+    zero = ", that of a TD error of 0" if np.isclose(same, priorities.of_error(sampler, 0)) else ""
+    return Finding(
+        "warning",
+        "priorities_alike",
+        f"{start}{zero}: draws are uniform.",
+        "Look at the TD errors that update_priority gets: all of them are 0, or are clipped to one "
+        f"value. If it gets none: {call[0].lower()}{call[1:]}",
+    )

@@ -31,16 +31,20 @@ def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
     drawn = found.draws
     if drawn is None or not drawn.likely.size:
         return
-    rows, most = drawn.likely.size, int(drawn.likely.argmax())
-    times = float(drawn.likely[most])
-    share = times / rows
+    some, most = drawn.likely.size, int(drawn.likely.argmax())
+    rows, share = some + drawn.zero, float(drawn.likely[most]) / some
+    times = share * rows
+    only, remedy = "", _REMEDY
+    if drawn.zero:
+        only = f" Only {some:,} of these can be drawn: the others have priority 0."
+        remedy += " With an eps above 0 in the sampler no row is lost."
     if share >= _SHARE and times >= _TIMES:
         yield Finding(
             "warning",
             "one_row_dominates",
             f"One row takes {share:.1%} of all draws, {times:,.0f} times as many as the average of "
-            f"{rows:,} rows: {found.place(int(drawn.slots[most]))}.",
-            _REMEDY + " Read the row: fbuf.read(state, fbuf.ids_at(state, jnp.array([slot]))).",
+            f"{rows:,} rows: {found.place(int(drawn.slots[most]))}.{only}",
+            remedy + " Look at the row: it is in most batches, where batch.probability is largest.",
         )
         return
     if rows >= _FEW and drawn.effective < min(_PART * rows, _ENOUGH):
@@ -48,8 +52,8 @@ def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
             "warning",
             "effective_sample_size_small",
             f"The effective sample size is {drawn.effective:,.0f} of "
-            f"{count(rows, 'row')}: batches repeat the same few.",
-            _REMEDY + " With fbuf.Grouped, give small groups a smaller share.",
+            f"{count(rows, 'row')}: batches repeat the same few.{only}",
+            remedy + " With fbuf.Grouped, give small groups a smaller share.",
         )
 
 

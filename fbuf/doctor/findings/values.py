@@ -20,6 +20,16 @@ OBSERVATIONS = frozenset(
 )
 ACTIONS = frozenset({"action", "actions", "act"})
 
+# The ways to take out rows with NaN.
+_OF_A_BUFFER = (
+    "fbuf.check_finite(state) raises an error whose slots are all such rows: state = "
+    "fbuf.remove(state, fbuf.ids_at(state, error.slots))."
+)
+_OF_A_MESH = (
+    "A batch knows the ids of the rows it has: state = fbuf.sharded.remove(state, batch.ids, "
+    "mask=bad), where bad is True for draws of such rows."
+)
+
 _NAMED = 5
 """The most fields that get a finding of their own for the same fault."""
 
@@ -33,8 +43,8 @@ def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
             "not_finite",
             f"{_called(name)} holds NaN or an infinity in {leaf.not_finite:,} of "
             f"{count(leaf.rows, 'row')}, one of them in {found.place(leaf.newest_bad)}.",
-            "Look at the row where it is made. fbuf.check_finite(state) raises an error whose "
-            "slots are all such rows: state = fbuf.remove(state, fbuf.ids_at(state, error.slots)).",
+            "Look at the row where it is made. "
+            + (_OF_A_MESH if found.over_mesh else _OF_A_BUFFER),
         )
     rewards = {name for name, _ in likely_fields(found.parts[0].layout)}
     if found.reward is not None:
@@ -49,11 +59,12 @@ def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
     if observations and all(name in same for name in observations):
         rows = same[observations[0]].rows
         yield Finding(
-            "error",
+            "warning",
             "observation_constant",
             f"{_called(', '.join(observations[:_NAMED]))} is the same in all {rows:,} rows.",
             "Look at what you give fbuf.add: the observation of each step, and not that of the "
-            "reset. A simulator may write into the array that you keep: copy it.",
+            "reset. A simulator may write into the array that you keep: copy it. In a bandit this "
+            "is as it should be.",
         )
         same = {name: leaf for name, leaf in same.items() if name not in observations}
     for name in [name for name, leaf in same.items() if _is_never_written(name, leaf)][:_NAMED]:
