@@ -72,7 +72,7 @@ class Played:
                 episode.append((at, r))
                 # Once rows are gone, the oldest episode may have begun before the oldest row.
                 slots = {at % length * lanes + number for at, _ in episode}
-                if e and episode[0][0] >= begin + (begin > 0) and not slots <= gone:
+                if e and episode[0][0] >= begin + (begin > 0) and not slots & gone:
                     self.lengths.append(len(episode))
                     self.returns.append(sum(r for _, r in episode))
 

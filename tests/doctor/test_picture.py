@@ -5,10 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.play import played
+from support.play import item, played
 
 import fbuf
 
@@ -83,6 +84,58 @@ def test_the_age_of_draws():
 def test_a_part_that_cannot_be_drawn_says_why(state, said):
     written = [text for axes in parts(state).values() for text in texts(axes)]
     assert any(said in text for text in written)
+
+
+def filled(sampler, rows):
+    """A buffer with so many rows, all of them with priority 0."""
+    state = fbuf.init(item(), 8, sampler=sampler)
+    given = {"priority": np.zeros(rows, np.float32)} if sampler.keeps_priorities else {}
+    new = jax.tree.map(lambda of: np.ones((rows, *np.shape(of)), np.asarray(of).dtype), item())
+    return fbuf.add(state, new, **given) if rows else state
+
+
+ZERO = fbuf.Prioritized(eps=0.0)
+SAMPLERS = {
+    "uniform": fbuf.Uniform(),
+    "window": fbuf.Uniform(window=3),
+    "prioritized": fbuf.Prioritized(),
+    "prioritized windows": fbuf.Prioritized(window=2, stride=2),
+    "floor": fbuf.Prioritized(floor=1.0, eps=0.0),
+    "shuffled": fbuf.Shuffled(),
+    "mixture": fbuf.Mixture(0.4, prioritized=0.4, recent=0.2, recent_rows=2),
+    "fresh first": fbuf.FreshFirst(),
+    "grouped": fbuf.Grouped("task", 3),
+    "limited": fbuf.Limited(fbuf.FreshFirst(fbuf.Grouped("task", 3)), max_uses=2),
+    "reservoir": fbuf.Reservoir(),
+    "evict lowest": fbuf.EvictLowest(),
+    "queue": fbuf.Fifo(),
+    "all zero, mixture": fbuf.Mixture(0.5, priorities=ZERO),
+    "all zero": ZERO,
+    "all zero, fresh first": fbuf.FreshFirst(ZERO),
+    "all zero, limited": fbuf.Limited(ZERO, max_uses=2),
+}
+FEW = ("all zero, mixture", "all zero, fresh first", "queue")
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in FEW else pytest.param(n, marks=pytest.mark.sweep) for n in SAMPLERS]
+)
+def test_a_picture_of_any_sampler(name):
+    for rows in (0, 1, 4):
+        state = filled(SAMPLERS[name], rows)
+        assert fbuf.report(state).summary
+        assert list(parts(state)) == ["8 slots", *TITLES]
+    if name == "all zero, mixture":
+        assert texts(parts(state)[TITLES[4]]) == ["all priorities are 0"]
+    if name == "all zero, fresh first":
+        assert texts(parts(state)[TITLES[3]]) == ["4 fresh rows first, and no other row"]
+
+
+def test_some_priorities_are_0():
+    state = fbuf.init(0.0, 8, sampler=fbuf.Mixture(0.5, priorities=ZERO))
+    state = fbuf.add(state, jnp.ones(4), priority=jnp.arange(4.0))
+    assert parts(state)[TITLES[4]].get_ylabel() == "stored priority (0 left out)"
+    assert "8 slots" in parts(state)
 
 
 def test_pyplot_and_the_backend_stay_as_they_are(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from typing import NamedTuple
@@ -15,6 +16,7 @@ from support.play import played
 
 import fbuf
 from fbuf.command.main import main
+from fbuf.doctor.leaves import Leaf
 from fbuf.host import HostStore
 
 N = 100
@@ -47,6 +49,11 @@ ITEMS = {
     "an array of zeros": (added(jnp.zeros(()), 0 * ONES), ["never_written"]),
     "a named tuple": (added(Step(jnp.zeros(3), 0.0), Step(NORMAL, 0 * ONES)), ["rewards_zero"]),
     "no reward": (added({"observation": jnp.zeros(3)}, {"observation": NORMAL}), []),
+    "small rewards": (added({"reward": 0.0}, {"reward": 1e-5 * NORMAL[:, 0]}), ["reward_scale"]),
+    "actions of zeros": (
+        added({"action": jnp.zeros(3), "x": jnp.zeros(3)}, {"action": 0 * NORMAL, "x": NORMAL}),
+        ["actions_alike"],
+    ),
     "whole numbers": (
         added({"reward": jnp.int8(0)}, {"reward": RNG.integers(-1, 2, N).astype(np.int8)}),
         [],
@@ -124,9 +131,9 @@ def test_where_a_bad_number_is():
 
 def test_a_larger_buffer_is_read_in_part():
     state = played()
-    report = fbuf.report(state, rows=10)
+    report = fbuf.report(state, rows=700)
     read = {name: of["rows read"] for name, of in report.figures["fields"].items()}
-    assert read["observation"] <= 10
+    assert read["observation"] == 700  # none twice
     assert read["reward"] == 800  # all rewards, whatever the number of rows
     assert "of 800" in report.summary
     assert "or more rows were read" not in fbuf.report(state).summary
@@ -152,6 +159,50 @@ def test_next_observations(kept, right, alias):
         state, observation = fbuf.add(state, row, **flags), after
     wrong = ["next_observation_is_observation"] if alias else ["next_observation_after_reset"]
     assert names(state) == ([] if right and not alias else wrong)
+
+
+@pytest.mark.parametrize("name", ["next_observation", "next"])
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("right", []),
+        ("after reset", ["next_observation_after_reset"]),
+        ("alias", ["next_observation_is_observation"]),
+    ],
+)
+def test_next_observations_in_dicts(name, given, expected):
+    """Parts that never change, such as a goal, say nothing."""
+    within = lambda of: {"at": of, "goal": np.ones((len(of), 2), np.float32)}
+    ends = np.arange(N) % 5 == 4
+    observation, after = RNG.normal(size=(N, 3)).astype(np.float32), NORMAL
+    after = np.roll(observation, -1, axis=0)
+    if given == "right":
+        after = np.where(ends[:, None], NORMAL, after)
+    following = within(observation if given == "alias" else after)
+    following = following if name == "next_observation" else {"observation": following}
+    rows = {"observation": within(observation), name: following}
+    item = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), rows)
+    found = fbuf.report(fbuf.add(fbuf.init(item, 200), rows, truncated=ends)).findings
+    assert [finding.name for finding in found] == expected
+    if given == "right":  # each row is a whole transition
+        state = fbuf.init(item | {"done": jax.ShapeDtypeStruct((), bool)}, 200)
+        assert names(fbuf.add(state, rows | {"done": ends})) == []
+
+
+def test_what_may_be_sound_is_no_error():
+    """Environments that are truncated and not reset, and bandits with one observation."""
+    ends, following = np.arange(N) % 5 == 4, np.roll(NORMAL, -1, axis=0)
+    item = {"observation": jnp.zeros(3), "next_observation": jnp.zeros(3)}
+    state = fbuf.init(item, 200)
+    state = fbuf.add(state, {"observation": NORMAL, "next_observation": following}, truncated=ends)
+    (finding,) = fbuf.report(state).findings
+    assert (finding.severity, finding.name) == ("warning", "next_observation_after_reset")
+    assert "If you do not reset there, all is well." in finding.remedy
+    (finding,) = fbuf.report(
+        added({"obs": jnp.zeros(3)}, {"obs": NORMAL[:1] + 0 * NORMAL})
+    ).findings
+    assert (finding.severity, finding.name) == ("warning", "observation_constant")
+    assert "In a bandit this is as it should be." in finding.remedy
 
 
 def test_the_row_of_a_reset_is_no_next_episode():
@@ -198,6 +249,7 @@ def of_lengths(lengths, flag, reward=1.0):
         ([50, 50, 50, 50, 17, 33], "terminated", ["time_limit_terminates"]),
         ([50, 50, 11, 50, 17, 33], "terminated", ["time_limit_terminates"]),
         ([5] * 30, "terminated", ["rewards_constant"]),  # short ones have no limit of time
+        ([50, 50, 50, *range(11, 45, 2)], "terminated", []),  # as it happens among many
     ],
 )
 def test_tasks_that_end_in_one_way(lengths, flag, expected):
@@ -262,9 +314,13 @@ def test_what_is_no_buffer():
     assert names(jax.tree.map(lambda x: x[0, 0], several)) == names(state)
     with pytest.raises(TypeError, match="call it outside jit"):
         jax.jit(fbuf.report)(state)
-    for reward in ("nothing", "observation"):
-        with pytest.raises(ValueError, match=r"fbuf\.report: reward names"):
-            fbuf.report(state, reward=reward)
+    with pytest.raises(ValueError, match=r"fbuf\.report: reward names 'nothing'"):
+        fbuf.report(state, reward="nothing")
+    with pytest.raises(ValueError, match=r"name another field, or leave reward out"):
+        fbuf.report(state, reward="observation")
+    within = fbuf.init({"of": {"gain": 0.0}}, 8)
+    with pytest.raises(ValueError, match=r"'of', which has fields of its own; name one of them"):
+        fbuf.report(within, reward="of")
     with pytest.raises(ValueError, match="rows must be"):
         fbuf.report(state, rows=0)
     used = played(steps=20)
@@ -307,10 +363,64 @@ def test_shards_are_one_buffer(sampler):
     stats = found.figures["sampler figures"], expected.figures["sampler figures"]
     assert stats[0] == pytest.approx(stats[1])
     bad = [finding for finding in found.findings if finding.name == "not_finite"]
-    assert ["shard 1, slot 11, environment 1" in finding.sentence for finding in bad] == [True] * 2
+    assert ["shard 1, slot 11, environment 3" in finding.sentence for finding in bad] == [True] * 2
+    for finding in found.findings:
+        called = re.findall(r"\bfbuf\.([a-z_]+)\(", finding.sentence + finding.remedy)
+        assert all(hasattr(fbuf.sharded, name) for name in called), finding
     assert [f.name for f in found.findings if f.name != "priorities_never_updated"] == [
         f.name for f in expected.findings if f.name != "priorities_never_updated"
     ]
+
+
+def test_nan_over_a_mesh_is_removed_as_the_report_says():
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), "data")
+    state = fbuf.sharded.init({"x": 0.0}, 64, mesh=mesh)  # one shard, and yet over a mesh
+    assert "state = fbuf.sharded.add(state, rows)" in fbuf.report(state).findings[0].remedy
+    state = fbuf.sharded.add(state, {"x": np.where(np.arange(64) % 9, ONES[:64], np.nan)})
+    (finding,) = fbuf.report(state).findings
+    assert finding.name == "not_finite"
+    assert "fbuf.sharded.remove(state, batch.ids, mask=bad)" in finding.remedy
+    batch = fbuf.sharded.sample(state, jax.random.key(0), 1024)
+    state = fbuf.sharded.remove(state, batch.ids, mask=jnp.isnan(batch.data["x"]))
+    assert names(state) == []
+
+
+def test_nan_is_removed_as_the_report_says():
+    """An episode that has lost a row does not count."""
+    rewards, ends = NORMAL[:, 0].copy(), np.arange(N) % 5 == 4
+    rewards[[7, 10, 11, 12, 13, 14]] = np.nan
+    state = fbuf.add(fbuf.init({"reward": 0.0}, N), {"reward": rewards}, truncated=ends)
+    with pytest.raises(fbuf.NotFiniteError) as error:
+        fbuf.check_finite(state)
+    report = fbuf.report(fbuf.remove(state, fbuf.ids_at(state, error.value.slots)))
+    assert report.findings == ()
+    assert report.summary.startswith("rows      94 of 100 slots (94.0%); 6 removed or left empty,")
+    assert "episodes  18 whole, of 5 to 5, median 5 rows; 1 more with removed rows\n" in str(report)
+    assert "NaN" not in str(report)
+    assert report.figures["returns not finite"] == 0
+
+
+def test_rows_that_are_removed_are_not_overwritten():
+    state = fbuf.init({"reward": 0.0}, N)
+    state = fbuf.add(state, {"reward": NORMAL[:, 0]}, terminated=np.arange(N) % 50 > 47)
+    state = fbuf.remove(state, fbuf.ids_at(state, jnp.array([3, 48, 49, 60, 98, 99])))
+    report = fbuf.report(state)
+    assert report.figures["episodes"] == 0
+    assert report.findings == ()
+
+
+def test_ages_in_words():
+    state = fbuf.init({"reward": 0.0}, 8)
+    assert "\nage       no row\n" in str(fbuf.report(state))
+    state = fbuf.add(state, {"reward": ONES[:1]})
+    assert "\nage       the oldest row is of 1 step ago\n" in str(fbuf.report(state))
+
+
+def test_the_range_of_a_field_is_that_of_its_finite_numbers():
+    leaf = Leaf(np.dtype(np.float32), ())
+    for numbers in ([np.nan, np.inf], [5, 7], [np.nan, -np.inf], [9, 6]):
+        leaf.take(np.array(numbers, np.float32), np.arange(2))
+    assert (leaf.least, leaf.most, leaf.not_finite) == (5, 9, 4)
 
 
 @pytest.mark.parametrize("files", [False, True])
