@@ -1066,16 +1066,61 @@ MUTANTS = [
     *of(
         "doctor/look.py",
         ("(removed & ~dummies)", "removed", "mask", ("test_command.py", "holds")),
+        ("shard * ring.lanes + slot % ring.lanes", "slot % ring.lanes", "slots", ("test_report.py", "shards")),
+        (' and of_sampler.get("fresh")', " and False", "mask", ("test_draws.py", "fresh")),
+    ),
+    *of(
+        "doctor/opened.py",
+        ("over_mesh=True", "over_mesh=False", "read", ("test_report.py", "over_a_mesh")),
+    ),
+    *of(
+        "doctor/rewards.py",
+        ("& (removed == 0)", "", "episode end", ("test_report.py", "nan_is_removed")),
+    ),
+    *of(
+        "doctor/summary.py",
+        ('of["drawable"] < of["rows"]', "False", "probability", ("test_draws.py", "priority_0_count")),
+    ),
+    *of(
+        "doctor/picture.py",
+        (" and not given.any()", " and False", "probability", ("test_picture.py", "any_sampler")),
     ),
     *of(
         "doctor/leaves.py",
         ("self.alike &= bool(", "self.alike |= bool(", "mask", ("test_report.py", "any_item")),
         ("places[bad[-1]]", "places[0]", "slots", ("test_report.py", "bad_number")),
         ("some + behind", "some", "slots", ("test_report.py", "shards")),
+        ("min(self.least, least) if self._numbers", "min(self.least, least) if self.rows", "mask", ("test_report.py", "range_of_a_field")),
+        ("replace=False", "replace=True", "slots", ("test_report.py", "read_in_part")),
     ),
     *of(
         "doctor/draws.py",
         ("shard * capacity", "shard", "slots", ("test_command.py", "proportion")),
+        ("[of.ages for of in each]", "[of.ages[::-1] for of in each]", "slots", ("test_command.py", "proportion")),
+        ("max(int(count) - likely.size, 0)", "0", "probability", ("test_draws.py", "priority_0_count")),
+        ('jnp.minimum(count, sampler.stats(index, ring)["live"])', "count", "probability", ("test_draws.py", "retired")),
+    ),
+    *of(
+        "doctor/findings/__init__.py",
+        ('_SHARDED.sub("fbuf.sharded.", said)', "said", "read", ("test_report.py", "over_a_mesh")),
+    ),
+    *of(
+        "doctor/findings/samplers.py",
+        ("0 < live < 0.05 * rows", "False", "mask", ("test_draws.py", "few_rows")),
+    ),
+    *of(
+        "doctor/findings/probabilities.py",
+        ("_ENOUGH = 1000", "_ENOUGH = 100000", "probability", ("test_draws.py", "enough")),
+    ),
+    *of(
+        "doctor/findings/priorities.py",
+        (" or same == priorities.of_new(sampler)", "", "probability", ("test_draws.py", "are_alike")),
+        ("    if equal == rows:", "    if each.size == 1:", "probability", ("test_draws.py", "priority_0_count")),
+    ),
+    *of(
+        "doctor/findings/values.py",
+        ("        same.pop(name, None)", "        pass", "mask", ("test_report.py", "any_item")),
+        ("_OF_A_MESH if found.over_mesh else _OF_A_BUFFER", "_OF_A_BUFFER", "read", ("test_report.py", "over_a_mesh")),
     ),
     *of(
         "doctor/findings/drawing.py",
@@ -1085,14 +1130,19 @@ MUTANTS = [
         "doctor/findings/ends.py",
         ("lengths.size < 3 or (lengths == lengths.max()).sum() >= 0.5 * lengths.size", "lengths.size < 3", "episode end", ("test_report.py", "tasks")),
         ("same < max(3, 0.2 * lengths.size)", "same < 1", "episode end", ("test_report.py", "tasks or good_order")),
+        ("same < max(3, 0.2 * lengths.size)", "same < 3", "episode end", ("test_report.py", "tasks")),
+        ("(full and ends) or whole:", "(full and ends) or found.episodes.lengths.size:", "episode end", ("test_report.py", "not_overwritten")),
     ),
     *of(
         "doctor/findings/rewards.py",
+        (" or 0 < leaf.scale < _SMALL", "", "mask", ("test_report.py", "any_item")),
         ("return reward > 0 and bool(", "return bool(", "next observations", ("test_report.py", "tasks")),
     ),
     *of(
         "doctor/findings/next_observations.py",
         ("equal > compared // 2", "equal > compared", "next observations", ("test_report.py", "next_observations")),
+        ('name == field or name.startswith(f"{field}.")', "name == field", "next observations", ("test_report.py", "in_dicts")),
+        ("if not all(leaves[name].alike", "if not any(leaves[name].alike", "next observations", ("test_report.py", "in_dicts")),
         ("live[steps:])", "live[:count])", "mask", ("test_report.py", "reset_is_no")),
     ),
     *of(
