@@ -27,7 +27,7 @@ def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
             "error",
             "empty",
             f"The buffer holds no row{why}.",
-            "Keep the state that fbuf.add returns: state = fbuf.add(state, rows).",
+            "Add rows, and keep the state that fbuf.add returns: state = fbuf.add(state, rows).",
         )
         return
     if found.sampler.is_queue or not found.parts[0].known:

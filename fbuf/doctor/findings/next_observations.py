@@ -98,8 +98,8 @@ def _after_reset(following: str, equal: int, compared: int) -> Iterator[Finding]
             "warning",
             "next_observation_after_reset",
             f"After a truncated row {following} is the first observation of the next episode, in "
-            f"{equal:,} of {compared:,} rows that were compared: values are passed back from "
-            "another episode.",
+            f"{equal:,} of {compared:,} rows that were compared. After a reset, values are then "
+            "passed back from another episode.",
             "Store the last observation before the reset. Gymnasium's vector environments have it "
             'in info["final_obs"]; the collectors of fbuf_adapters do it for you. If you do not '
             "reset there, all is well.",

@@ -57,8 +57,7 @@ def _all_alike(rows: int, same: float, sampler: Prioritized) -> Finding:
     start = f"All {rows:,} rows have the same priority, {same:.3g}"
     call = (
         "Call update_priority with the ids and the TD errors of the batch after each learning "
-        "step. It returns the state to keep: state = fbuf.update_priority(state, batch.ids, "
-        "td_error)."
+        "step. With a state: state = fbuf.update_priority(state, batch.ids, td_error)."
     )
     if same == priorities.of_new(sampler):
         return Finding(
