@@ -22,6 +22,7 @@ def test_every_wrong_line_is_of_a_text_that_is_there_once(file):
         if mutant.file == file:
             assert text.count(mutant.old) == 1, mutant.old
             assert mutant.new != mutant.old
+            compile(text.replace(mutant.old, mutant.new), file, "exec")
 
 
 def test_every_trick_taken_out_is_of_a_text_that_is_there():

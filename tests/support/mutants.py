@@ -503,7 +503,7 @@ MUTANTS = [
     ),
     *of(
         "samplers/priority_index.py",
-        ("jnp.where(jnp.signbit(old), -values, values)", "next observations", "windows", PER_APART),
+        ("jnp.where(jnp.signbit(old), -values, values)", "values", "windows", PER_APART),
         ("evicted = kept & _is_start(before)", "evicted = _is_start(before)", "count", MASKED),
         ("activated = jnp.where(is_start, slots, ring.capacity)", "activated = slots", "windows", FIRST),
         ("span, -values, activated)", "span, values, activated)", "windows", FIRST),
@@ -675,7 +675,7 @@ MUTANTS = [
         ("was_removed = held & (old & REMOVED > 0)", "was_removed = old & REMOVED > 0", "count", PLACED),
         ("evicted=held & ~was_removed", "evicted=held", "count", PLACED),
         ("write_rows(ring.writes, slots, writes + 1)", "write_rows(ring.writes, slots, writes)", "generation check", PLACED),
-        ("flags | jnp.where(held, changed, unchanged)", "episode end", "mask", ("test_placing.py", "loaded")),
+        ("flags | jnp.where(held, changed, unchanged)", "flags", "mask", ("test_placing.py", "loaded")),
         ("lap = ring.lap[0] + is_full.astype(jnp.int32)", "lap = ring.lap[0]", "seam", ("test_placing.py", "loaded")),
     ),
     *of(
