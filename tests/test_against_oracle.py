@@ -61,7 +61,7 @@ CASES = [  # shapes, samplers, resets and sizes of adds: each with each in one o
     (ONE, uniform(**GAPS, **BY_EPISODE), "disabled", (3, 9)),
     (THREE, uniform(**SHORT, **BY_EPISODE), "next_step", (3, 9)),
 ]
-SOON = (7,)
+SOON = (1, 7, 9)
 """The cases of `make test`, with few seeds."""
 SWEPT = [
     ((None, 5, True), uniform(), "next_step"),

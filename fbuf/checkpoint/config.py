@@ -177,7 +177,7 @@ def _differing(saved: Data, given: Data) -> str:
     """Return the difference between a given sampler and the saved one."""
     advice = (
         "leave sampler out, or give the same one; fbuf.extend adds the rows to a buffer with "
-        "another sampler"
+        "another sampler, and fbuf.add those of a Reservoir or an EvictLowest"
     )
     if saved["name"] != given["name"] or saved["options"].keys() != given["options"].keys():
         return (

@@ -85,6 +85,10 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
     `sampler`, a window is fresh as soon as its last row is written. Each row begins a window, so
     there are as many as rows. With `every`, fewer are fresh: those that do not overlap, say.
 
+    Each row is fresh, whatever `sampler` says of it. A row of priority 0 with `eps=0.0` is, and so
+    is one of no group, or of a group with share 0. Leave out rows that no batch may have, by `mask`
+    of `fbuf.add`.
+
     A fresh row has `probability` 1. Its weight is that of a row drawn uniformly, because every row
     is fresh once. The weights of the other draws are those of `sampler`, and all are divided by the
     largest in the batch, whatever `normalize` says.
@@ -144,9 +148,9 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
             )
         if given.is_queue or given.places or given.without_replacement or given.notes_draws:
             raise ValueError(
-                f"fbuf.FreshFirst: {type(given).__name__} has an order or a count of its own, "
-                "which fresh rows would break; give fbuf.Uniform(), or another sampler that draws "
-                "with replacement"
+                f"fbuf.FreshFirst: {type(given).__name__} has an order, slots or a count of "
+                "its own, which fresh rows would break; give fbuf.Uniform(), or another sampler "
+                "that draws with replacement"
             )
         if self.every is not None:
             check.integer("FreshFirst", "every", self.every)

@@ -131,9 +131,10 @@ class Limited(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatibleVar
         if isinstance(given, Limited):
             raise ValueError("fbuf.Limited: sampler is limited already; give one all limits")
         if given.is_queue or given.places or given.without_replacement or not given.can_retire:
+            by = f"(by={given.by!r})" if isinstance(given, Uniform) else ""
             raise ValueError(
-                f"fbuf.Limited: {name} has an order or groups of rows that a retired row would "
-                "break; give fbuf.Uniform(), or another sampler of single rows or windows"
+                f"fbuf.Limited: {name}{by} has an order, episodes or slots that a retired row "
+                "would break; give fbuf.Uniform(), or another sampler of single rows or windows"
             )
         if given.notes_draws and self.version is not None:
             raise ValueError(

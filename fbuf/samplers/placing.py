@@ -45,5 +45,6 @@ def refuse(function: str, sampler: Sampler) -> None:
     if sampler.places:
         raise ValueError(
             f"fbuf.{function}: the rows of {type(sampler).__name__} lie in no order of time, and "
-            f"fbuf.{function} needs one; make the buffer with another sampler"
+            f"fbuf.{function} needs one; add the rows to another buffer: rows = fbuf.rows(state), "
+            "and fbuf.add(other, rows.data, mask=rows.mask)"
         )

@@ -110,7 +110,7 @@ def without_floor(data):
     return data
 
 
-@pytest.mark.parametrize("kind", ["plain", pytest.param("mixture", marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("kind", ["plain", "mixture"])
 def test_a_sampler_that_was_saved_without_a_floor_is_read(tmp_path, kind):
     def sampler(**options):
         one = fbuf.Prioritized(0.5, **options)

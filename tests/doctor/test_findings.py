@@ -161,7 +161,14 @@ ALSO = {
 """Other findings that the same fault may make."""
 
 
-FEW_SPOILED = ("empty", "not_finite", "rewards_zero", "one_row_dominates", "all_terminated")
+FEW_SPOILED = (
+    "short_episodes",
+    "empty",
+    "not_finite",
+    "rewards_zero",
+    "one_row_dominates",
+    "all_terminated",
+)
 
 
 @pytest.mark.parametrize("name", few_of(SPOILED, FEW_SPOILED))

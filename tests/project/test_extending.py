@@ -41,12 +41,12 @@ def then_add(state, key):
     ("body", "sampler", "seeds"),
     [
         (step, HOT, 0),
+        (then_add, HOT, 0),
         *(
             pytest.param(*case, marks=pytest.mark.sweep)
             for case in (
                 (then_add, fbuf.Uniform(), 0),
                 (step, HOT, 8),
-                (then_add, HOT, 0),
                 (contracts.sample_update_add, HOT, 0),
                 (contracts.with_masks, HOT, 0),
                 (contracts.row_by_row, HOT, 0),

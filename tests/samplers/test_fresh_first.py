@@ -56,18 +56,16 @@ class OVER_SHARDS:
 
 
 SWEEP = pytest.mark.sweep
+STRIDED = fbuf.Prioritized(1.0, eps=0.0, window=2, stride=2)
 CASES = [
     (ONE, fbuf.FreshFirst(PER_WINDOW), "same_step", (3, 9)),
     (APART, fbuf.FreshFirst(SHORT, most=2), "next_step", (3, 9)),
     (THREE, fbuf.FreshFirst(fbuf.Uniform(window=2), every=2), "same_step", (3, 9)),
+    (APART, fbuf.FreshFirst(STRIDED, every=4, most=2), "same_step", (3, 9)),
     pytest.param((None, 17, True), fbuf.FreshFirst(), "same_step", (6, 37), marks=SWEEP),
     pytest.param(ONE, fbuf.FreshFirst(SHORT, every=3), "next_step", (3, 9), marks=SWEEP),
     pytest.param(
-        APART,
-        fbuf.FreshFirst(fbuf.Prioritized(1.0, eps=0.0, window=2, stride=2), every=4, most=2),
-        "same_step",
-        (3, 9),
-        marks=SWEEP,
+        APART, fbuf.FreshFirst(STRIDED, every=4, most=2), "same_step", (3, 9), marks=SWEEP
     ),
     pytest.param(THREE, fbuf.FreshFirst(most=1), "next_step", (3, 9), marks=SWEEP),
     pytest.param(THREE, fbuf.FreshFirst(EXACT), "disabled", (3, 9), marks=SWEEP),
@@ -103,19 +101,24 @@ def test_fresh_starts_come_first_and_once(shape, sampler, autoreset, sizes, requ
         history(pair, sizes, seed, (0.1, 0.5, 0.9)[seed % 3])
 
 
-@SWEEP
 @pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
 @pytest.mark.parametrize(
-    ("shape", "sampler", "autoreset"),
+    ("shape", "sampler", "autoreset", "seeds"),
     [
-        ((8, 4, True), fbuf.FreshFirst(EXACT), "next_step"),
-        ((4, 6, False), fbuf.FreshFirst(fbuf.Uniform(window=2), most=5), "same_step"),
-        ((8, 4, True), fbuf.FreshFirst(fbuf.Uniform(window=2), most=1), "same_step"),
-        ((4, 6, False), fbuf.FreshFirst(fbuf.Uniform(window=2), every=2), "same_step"),
+        ((8, 4, True), fbuf.FreshFirst(EXACT), "next_step", 3),
+        *(
+            pytest.param(*case, 20, marks=SWEEP)
+            for case in (
+                ((8, 4, True), fbuf.FreshFirst(EXACT), "next_step"),
+                ((4, 6, False), fbuf.FreshFirst(fbuf.Uniform(window=2), most=5), "same_step"),
+                ((8, 4, True), fbuf.FreshFirst(fbuf.Uniform(window=2), most=1), "same_step"),
+                ((4, 6, False), fbuf.FreshFirst(fbuf.Uniform(window=2), every=2), "same_step"),
+            )
+        ),
     ],
 )
-def test_fresh_starts_of_all_shards(shape, sampler, autoreset):
-    for seed in range(20):
+def test_fresh_starts_of_all_shards(shape, sampler, autoreset, seeds):
+    for seed in range(seeds):
         pair = FreshShards(shape, sampler, autoreset)
         history(pair, (3, 9), seed, (0.1, 0.5, 0.9)[seed % 3])
 

@@ -155,6 +155,7 @@ def history(pair, sizes, seed, between=None):
 CASES = [
     (ONE, grouped(window=2), "same_step", (3, 9)),
     (APART, grouped(shares=(1.0, 0.0, 2.5)), "next_step", (3, 9)),
+    ((None, 17, True), grouped(), "same_step", (6, 37)),
     pytest.param((None, 17, True), grouped(), "same_step", (6, 37), marks=SWEEP),
     pytest.param(THREE, grouped(window=2, stride=2), "next_step", (3, 9), marks=SWEEP),
     pytest.param(THREE, grouped(window=3, strict=False), "disabled", (3, 9), marks=SWEEP),

@@ -222,6 +222,7 @@ CASES = [
     pytest.param(
         (None, 17, True), fbuf.Limited(EXACT, max_uses=2), "same_step", (6, 37), marks=SWEEP
     ),
+    (THREE, fbuf.Limited(EXACT, max_age=2), "same_step", (1, 3)),
     pytest.param(THREE, fbuf.Limited(EXACT, max_age=2), "same_step", (1, 3), marks=SWEEP),
     pytest.param(APART, fbuf.Limited(max_age=3, max_uses=2), "same_step", (1, 3), marks=SWEEP),
     pytest.param(
@@ -349,15 +350,23 @@ def test_lives_are_kept_by_save_and_load(tmp_path):
         history(LimitedPair(ONE, sampler), (3, 9), seed, saved)
 
 
-@SWEEP
-@pytest.mark.parametrize("shape", [(None, 9, True), (3, 6, True), (3, 6, False)], ids=str)
-@pytest.mark.parametrize("sampler", [fbuf.Uniform(), PER_WINDOW], ids=["one", "two"])
-def test_lives_are_kept_by_a_resize_at_any_time(shape, sampler):
+RESIZED = [
+    (shape, sampler)
+    for sampler in (fbuf.Uniform(), PER_WINDOW)
+    for shape in ((None, 9, True), (3, 6, True), (3, 6, False))
+]
+
+
+@pytest.mark.parametrize(
+    ("shape", "sampler", "seeds"),
+    [(*RESIZED[0], 2), *(pytest.param(*case, 8, marks=SWEEP) for case in RESIZED)],
+)
+def test_lives_are_kept_by_a_resize_at_any_time(shape, sampler, seeds):
     def resized(pair, rng):
         if rng.random() < 0.25:
             pair.resize(int(rng.choice([5, shape[1], 12])))
 
-    for seed in range(8):
+    for seed in range(seeds):
         sampler_ = fbuf.Limited(sampler, max_uses=2, max_age=4, version="version")
         history(LimitedPair(shape, sampler_), (3, 9), seed, resized)
 
@@ -452,7 +461,7 @@ def test_samplers_of_users_are_limited():
         seen.update(np.asarray(batch.data)[np.asarray(batch.mask)].tolist())
     assert set(seen) == set(range(8))
     assert max(seen.values()) == 2
-    with pytest.raises(ValueError, match="order or groups"):
+    with pytest.raises(ValueError, match="order, episodes or slots"):
         fbuf.Limited(fbuf.Uniform(by="episode"), max_uses=2)
 
 

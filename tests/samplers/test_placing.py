@@ -515,3 +515,16 @@ def test_misuse_of_placed_rows_is_refused_by_name(name):
     call, message = MISUSE[name]
     with pytest.raises((ValueError, TypeError), match=f"(?s){message}"):
         call()
+
+
+@pytest.mark.parametrize("sampler", [fbuf.Reservoir(), LOWEST], ids=["any", "low"])
+def test_rows_are_carried_over_as_the_message_says(sampler):
+    state = fbuf.init(jnp.int32(0), 8, sampler=sampler)
+    state = fbuf.add(state, jnp.arange(5, dtype=jnp.int32))
+    state = fbuf.remove(state, fbuf.ids_at(state, jnp.array([2])))
+    with pytest.raises(ValueError, match=r"fbuf\.add\(other, rows\.data, mask=rows\.mask\)"):
+        fbuf.resize(state, 16)
+    rows = fbuf.rows(state)
+    other = fbuf.add(fbuf.init(jnp.int32(0), 16), rows.data, mask=rows.mask)
+    found = fbuf.rows(other)
+    assert found.data[found.mask].tolist() == [0, 1, 3, 4]

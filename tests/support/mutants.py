@@ -903,7 +903,6 @@ MUTANTS = [
         ("jnp.where(number == at, way, chosen)", "jnp.where(number >= at - 1, way, chosen)", "probability", SHARES),
         ("random_bits.fold_in(key, turn)", "random_bits.fold_in(key, 0 * turn)", "probability", SHARES),
         ("jnp.swapaxes(made.reshape(words, self.copies, -1), 1, 2)", "jnp.swapaxes(made.reshape(self.copies, words, -1), 0, 1)[:, :1].repeat(self.copies, 1).swapaxes(1, 2)", "probability", COPIES),
-        ("if reader.ring.shards > 1:", "if False:", "seam", ("test_hindsight.py", "over_a_mesh")),
     ),
     *of(
         "views/any_row.py",

@@ -85,7 +85,8 @@ class LeRobotMetadata:
 
         Raises:
             TypeError: If a feature has a single time, and no sequence of them.
-            ValueError: If a time is no whole number of steps, to a ten-thousandth of a second.
+            ValueError: If a time is no whole number of steps, to a ten-thousandth of a second, or
+                if there is no such feature.
 
         Examples:
             >>> from fbuf_adapters.datasets import lerobot_metadata
@@ -95,6 +96,9 @@ class LeRobotMetadata:
         """
         found: dict[str, tuple[int, ...]] = {}
         for key, seconds in delta_timestamps.items():
+            if key not in self.features:
+                known = ", ".join(sorted(self.features))
+                raise ValueError(f"offsets: there is no feature {key!r}; there are {known}")
             found[key] = tuple(self._steps(key, float(time)) for time in _times(key, seconds))
         return found
 

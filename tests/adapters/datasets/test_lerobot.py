@@ -155,6 +155,8 @@ def test_offsets_between_two_steps_are_refused(unpacked):
     assert metadata.offsets({"action": [0.10009, 0.09991]}) == {"action": (1, 1)}
     with pytest.raises(ValueError, match=r"'action' has 0.15, which lies between two steps"):
         metadata.offsets({"action": [0, 0.15]})
+    with pytest.raises(ValueError, match="offsets: there is no feature 'actoin'; there are"):
+        metadata.offsets({"actoin": [0]})
 
 
 def test_a_single_time_is_refused(unpacked):
