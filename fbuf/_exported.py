@@ -20,6 +20,7 @@ from fbuf.samplers.fifo import FifoIndex
 from fbuf.samplers.fresh_first import FreshIndex
 from fbuf.samplers.group_index import GroupIndex
 from fbuf.samplers.limited import LimitedIndex
+from fbuf.samplers.lives import Lives
 from fbuf.samplers.mixture import MixedIndex
 from fbuf.samplers.priority_index import PriorityIndex
 from fbuf.samplers.protocol import Sampler
@@ -50,7 +51,7 @@ _CLASSES = (
     *(State, Batch, Rollout, Sample, MixedSample, Ids, PaceCounter),
     *(Storage, Ring, Open, NextObs),
     *(UniformIndex, PriorityIndex, MixedIndex, FifoIndex, FreshIndex, GroupIndex),
-    *(LimitedIndex, Versions, ReservoirIndex, EvictionIndex),
+    *(LimitedIndex, Lives, Versions, ReservoirIndex, EvictionIndex),
     *(StartIndex, Segments, BitTree, SumTree),
     *(SequenceSteps, TransitionStep, HindsightStep, NStepTransition, ReturnToGoStep, WindowStep),
     *(Targets, Advantages),

@@ -58,7 +58,7 @@ def expire(state: State[Item], version: chex.Array | int, *, donate: bool = True
 
 def with_versions(function: str, state: State[Any]) -> None:
     """Refuse a buffer without versions."""
-    if limited_of(function, state)[1].versions is None:
+    if limited_of(function, state)[1].lives.versions is None:
         raise ValueError(
             f"fbuf.{function}: Limited has no versions; make the buffer with "
             'sampler=fbuf.Limited(version="version"), the name of the field with the version'

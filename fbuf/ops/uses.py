@@ -59,12 +59,12 @@ def counted(state: State[Any], ids: Ids) -> jax.Array:
 def with_uses(function: str, state: State[Any]) -> jax.Array:
     """Return the uses of all slots; refuse a buffer that counts none."""
     _, index = limited_of(function, state)
-    if index.uses is None:
+    if index.lives.uses is None:
         raise ValueError(
             f"fbuf.{function}: Limited counts no draws; make the buffer with "
             "fbuf.Limited(max_uses=...)"
         )
-    return index.uses
+    return index.lives.uses
 
 
 def limited_of(function: str, state: State[Any]) -> tuple[Limited, LimitedIndex]:

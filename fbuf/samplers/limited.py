@@ -10,39 +10,31 @@ import jax.numpy as jnp
 from jax import lax
 
 from fbuf.checks import values as check
-from fbuf.samplers import candidates, start_index, starts, versions
+from fbuf.samplers import candidates, lives, versions
 from fbuf.samplers.candidates import Taken
+from fbuf.samplers.lives import Lives
 from fbuf.samplers.planned import Plan, PlannedSampler
 from fbuf.samplers.protocol import Draw, Sampler, Scalar, Step
-from fbuf.samplers.start_index import StartIndex
 from fbuf.samplers.uniform import Uniform
-from fbuf.samplers.versions import Versions
 from fbuf.samplers.wrapper import Wrapper
 from fbuf.storage.ring import Ring, Span
 from fbuf.trees import bit_tree
 from fbuf.xla.duplicates import earlier_of_each, last_of_each
-from fbuf.xla.rows import read_rows, write_rows
-from fbuf.xla.tie import tie
+from fbuf.xla.rows import read_rows
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LimitedIndex:
-    """The rows that may still be drawn.
+    """The rows that may still be drawn, and the index of the sampler.
 
     Attributes:
-        live: The starts that have not been retired.
-        uses: int32 `[N]`; how often each row was drawn; None if nothing is counted.
-        versions: The versions of the rows; None without a field for it.
+        lives: The rows that may still be drawn.
         others: The index of the sampler.
-        lanes: The number of lanes of the buffer; static.
     """
 
-    live: StartIndex
-    uses: jax.Array | None
-    versions: Versions | None
+    lives: Lives
     others: Any
-    lanes: int = dataclasses.field(metadata={"static": True})
 
 
 @jax.tree_util.register_dataclass
@@ -206,29 +198,18 @@ class Limited(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatibleVar
                 f"fbuf.init: Limited(max_age={self.max_age}) must be less than a lane has, "
                 f"{ring.lane_length} rows; leave it out: older rows are overwritten"
             )
-        return LimitedIndex(
-            live=StartIndex(bit_tree.empty(ring.capacity), jnp.int32(0)),
-            uses=None if self.max_uses is None else jnp.zeros(ring.capacity, jnp.int32),
-            versions=None if self.version is None else versions.empty(ring),
-            others=self.sampler.init(ring),
-            lanes=ring.lanes,
-        )
+        own = lives.empty(ring, self.max_uses is not None, self.version is not None)
+        return LimitedIndex(own, self.sampler.init(ring))
 
     def add(
         self, index: LimitedIndex, ring: Ring, span: Span, priority: jax.Array | None, alpha: Scalar
     ) -> tuple[LimitedIndex, jax.Array]:
         """Index the new rows, and retire those that are too old by now."""
-        live, change = start_index.add(index.live, ring, span, self._window)
+        of_new = None if self.version is None else span.fields[self.version]
+        own, change = lives.add(index.lives, ring, span, self._window, of_new)
         if self._window.every_row:  # retired rows count as removed, also where they are overwritten
             span = dataclasses.replace(span, evicted=change.evicted)
-        uses, of_rows = index.uses, index.versions
-        # The bits of live rows depend on all earlier reads of uses and versions.
-        slots = tie(span.slots, change.evicted)
-        if uses is not None:
-            uses = write_rows(uses, slots, jnp.zeros_like(slots))
-        if of_rows is not None and self.version is not None:
-            of_rows = versions.write(of_rows, slots, span.fields[self.version])
-        index = dataclasses.replace(index, live=live, uses=uses, versions=of_rows)
+        index = dataclasses.replace(index, lives=own)
         seen = self._seen(index, ring)
         others, faults = self.sampler.add(index.others, seen, span, priority, alpha)
         index = dataclasses.replace(index, others=others)
@@ -237,9 +218,9 @@ class Limited(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatibleVar
             old = ring.later(written, -self.max_age)
             is_old = (span.slots < ring.capacity) & (ring.older(written) >= self.max_age)
             index = self._retired(index, ring, jnp.where(is_old, old, ring.capacity))
-        if index.versions is not None:  # a row may come from a policy that is too old already
-            is_stale = change.is_start & ~versions.may_be_drawn(index.versions, change.slots)
-            index = self._retired(index, ring, jnp.where(is_stale, change.slots, ring.capacity))
+        if self.version is not None:  # a row may come from a policy that is too old already
+            new = jnp.where(change.is_start, change.slots, ring.capacity)
+            index = self._retired(index, ring, lives.stale(index.lives, ring, new))
         return index, faults
 
     def update_priority(
@@ -247,7 +228,7 @@ class Limited(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatibleVar
     ) -> tuple[LimitedIndex, jax.Array]:
         """Store the priorities for the sampler; a retired row has none any more."""
         if self._window.every_row:
-            is_live = bit_tree.read(index.live.bits, ring.clamp(slots))
+            is_live = bit_tree.read(index.lives.live.bits, ring.clamp(slots))
             slots = jnp.where(is_live, slots, ring.capacity)
         seen = self._seen(index, ring)
         others, faults = self.sampler.update_priority(index.others, seen, slots, priority, alpha)
@@ -257,11 +238,11 @@ class Limited(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatibleVar
         self, index: LimitedIndex, ring: Ring, slots: jax.Array, fields: dict[str, jax.Array]
     ) -> LimitedIndex:
         """Note other versions, and have the sampler look at its own fields."""
-        if index.versions is not None and self.version in fields:
-            of_rows = versions.write(index.versions, slots, fields[self.version])
-            index = dataclasses.replace(index, versions=of_rows)
-            is_stale = ~versions.may_be_drawn(of_rows, ring.clamp(slots))
-            index = self._retired(index, ring, jnp.where(is_stale, slots, ring.capacity))
+        if index.lives.versions is not None and self.version in fields:
+            of_rows = versions.write(index.lives.versions, slots, fields[self.version])
+            own = dataclasses.replace(index.lives, versions=of_rows)
+            index = dataclasses.replace(index, lives=own)
+            index = self._retired(index, ring, lives.stale(own, ring, slots))
         own = {name: fields[name] for name in self.sampler.fields if name in fields}
         if not own:
             return index
@@ -283,23 +264,13 @@ class Limited(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatibleVar
         others, faults = self.sampler.take_over(
             index.others, self._seen(index, ring), slots, other.sampler, old.others, old_slots
         )
-        index = dataclasses.replace(index, others=others)
-        if index.versions is not None and old.versions is not None:
-            raised = versions.raised(index.versions, old.versions.lowest)
-            index = dataclasses.replace(index, versions=raised)
-        if index.uses is not None and old.uses is not None:
-            uses = write_rows(index.uses, slots, read_rows(old.uses, old_slots))
-            index = dataclasses.replace(index, uses=uses)
-        window = self._window  # a start is live once the last row of its window has come
-        for earlier, found, there in starts.of_moved_rows(ring, slots, window):
-            gone = jnp.zeros(slots.shape, bool)
-            if index.uses is not None:
-                gone |= self._used_up(index.uses, found)
-            if window.stride == 1:  # else other rows are starts than before
-                before = (old_slots - earlier * old.lanes) % old.live.bits.capacity
-                gone |= ~bit_tree.read(old.live.bits, before)
-            gone &= there
-            index = self._retired(index, ring, jnp.where(gone, found, ring.capacity))
+        own = lives.taken_over(index.lives, slots, old.lives, old_slots)
+        index = LimitedIndex(own, others)
+        moved = lives.retired_before(ring, slots, self._window, old.lives, old_slots)
+        for start, there, gone in moved:
+            if self.max_uses is not None:
+                gone |= self._used_up(index, start)
+            index = self._retired(index, ring, jnp.where(gone & there, start, ring.capacity))
         return index, faults
 
     def resized(self, index: LimitedIndex, old: LimitedIndex) -> LimitedIndex:
@@ -308,8 +279,8 @@ class Limited(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatibleVar
 
     def remove(self, index: LimitedIndex, ring: Ring, slots: jax.Array) -> LimitedIndex:
         """Take out the starts of all windows with these rows."""
-        live, _ = start_index.remove(index.live, ring, slots, self._window)
-        index = dataclasses.replace(index, live=live)
+        own = lives.remove(index.lives, ring, slots, self._window)
+        index = dataclasses.replace(index, lives=own)
         others = self.sampler.remove(index.others, self._seen(index, ring), slots)
         return dataclasses.replace(index, others=others)
 
@@ -415,12 +386,15 @@ class Limited(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatibleVar
 
     def expired(self, index: LimitedIndex, ring: Ring, lowest: jax.Array) -> LimitedIndex:
         """Retire the rows of versions below `lowest`, an int32 scalar, for ever."""
-        assert index.versions is not None
-        index = dataclasses.replace(index, versions=versions.raised(index.versions, lowest))
+        of_rows = index.lives.versions
+        assert of_rows is not None
+        of_rows = versions.raised(of_rows, lowest)
+        own = dataclasses.replace(index.lives, versions=of_rows)
+        index = dataclasses.replace(index, lives=own)
 
         def stale(index: LimitedIndex) -> jax.Array:
-            assert index.versions is not None
-            return versions.oldest_stale(index.versions, index.live, ring)
+            assert index.lives.versions is not None
+            return versions.oldest_stale(index.lives.versions, index.lives.live, ring)
 
         def turn(carry: tuple[LimitedIndex, jax.Array]) -> tuple[LimitedIndex, jax.Array]:
             index = self._retired(carry[0], ring, carry[1])
@@ -432,28 +406,21 @@ class Limited(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatibleVar
     def probability(self, index: LimitedIndex, ring: Ring, slots: jax.Array) -> jax.Array:
         """Return the probability of each row in the first draw of a batch; 0 for retired ones."""
         likely = self.sampler.probability(index.others, self._seen(index, ring), slots)
-        return jnp.where(self._allowed(index, slots), likely, 0)
+        return jnp.where(lives.may_be_drawn(index.lives, slots), likely, 0)
 
     def stats(self, index: LimitedIndex, ring: Ring) -> dict[str, jax.Array]:
         """Count the starts that are left, beside the figures of the sampler."""
-        assert index.live.total is not None
-        return {"live": index.live.total} | self.sampler.stats(
-            index.others, self._seen(index, ring)
-        )
+        total = index.lives.live.total
+        assert total is not None
+        return {"live": total} | self.sampler.stats(index.others, self._seen(index, ring))
 
     def _seen(self, index: LimitedIndex, ring: Ring) -> Ring:
         """Return the ring as the sampler sees it: retired rows count as removed."""
         if not self._window.every_row:
             return ring
-        assert index.live.total is not None
-        return dataclasses.replace(ring, removed=ring.count() - index.live.total)
-
-    def _allowed(self, index: LimitedIndex, slots: jax.Array) -> jax.Array:
-        """Return whether rows may be drawn: bool `[B]`."""
-        live = bit_tree.read(index.live.bits, slots)
-        if index.versions is None:
-            return live
-        return live & versions.may_be_drawn(index.versions, slots)
+        total = index.lives.live.total
+        assert total is not None
+        return dataclasses.replace(ring, removed=ring.count() - total)
 
     def _candidates(self, batch_size: int) -> int:
         """Return how many candidates there are for a batch."""
@@ -463,31 +430,29 @@ class Limited(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatibleVar
         self, index: LimitedIndex, slots: jax.Array, counted: jax.Array
     ) -> jax.Array:
         """Return whether rows may be drawn one after another; `counted` are those that count."""
-        allowed = self._allowed(index, slots)
-        if index.uses is None or self.max_uses is None:
+        allowed, uses = lives.may_be_drawn(index.lives, slots), index.lives.uses
+        if uses is None or self.max_uses is None:
             return allowed
-        return allowed & (read_rows(index.uses, slots) + earlier_of_each(counted) < self.max_uses)
+        return allowed & (read_rows(uses, slots) + earlier_of_each(counted) < self.max_uses)
 
     def _counted(
         self, index: LimitedIndex, ring: Ring, slots: jax.Array, drawn: jax.Array
     ) -> LimitedIndex:
         """Count draws of rows, and retire those that are used up."""
-        if index.uses is None:
+        if self.max_uses is None:
             return index
-        uses = index.uses.at[slots].add(drawn.astype(jnp.int32), mode="promise_in_bounds")
-        index = dataclasses.replace(index, uses=uses)
-        gone = drawn & self._used_up(uses, slots)
+        index = dataclasses.replace(index, lives=lives.used(index.lives, slots, drawn))
+        gone = drawn & self._used_up(index, slots)
         gone &= last_of_each(jnp.where(gone, slots, ring.capacity))
         return self._retired(index, ring, jnp.where(gone, slots, ring.capacity))
 
-    def _used_up(self, uses: jax.Array, slots: jax.Array) -> jax.Array:
-        return read_rows(uses, slots) >= jnp.int32(self.max_uses)
+    def _used_up(self, index: LimitedIndex, slots: jax.Array) -> jax.Array:
+        assert index.lives.uses is not None
+        return read_rows(index.lives.uses, slots) >= jnp.int32(self.max_uses)
 
     def _retired(self, index: LimitedIndex, ring: Ring, slots: jax.Array) -> LimitedIndex:
         """Retire starts: int32 `[B]` slots, `capacity` for none; none twice, but some are none."""
-        gone = (slots < ring.capacity) & bit_tree.read(index.live.bits, ring.clamp(slots))
-        slots = tie(jnp.where(gone, slots, ring.capacity), gone)
-        live = start_index.retire(index.live, ring, slots)
-        index = dataclasses.replace(index, live=live)
+        own, slots = lives.retire(index.lives, ring, slots)
+        index = dataclasses.replace(index, lives=own)
         others = self.sampler.retire(index.others, self._seen(index, ring), slots)
         return dataclasses.replace(index, others=others)
