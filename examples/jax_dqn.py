@@ -102,7 +102,8 @@ def start(key: jax.Array, rounds: int) -> Training:
         "reward": 0.0,
         "next_observation": jnp.zeros(4),
     }
-    buffer = fbuf.init(item, CAPACITY, sampler=fbuf.Prioritized(alpha=0.6, eps=1e-3))
+    sampler = fbuf.Prioritized(alpha=0.6, eps=1e-3)
+    buffer = fbuf.init(item, CAPACITY, num_envs=NUM_ENVS, sampler=sampler)
     state = optimiser(rounds).init(weights)
     return Training(weights, weights, state, buffer, env_state, observation, key, jnp.int32(0))
 
@@ -151,8 +152,7 @@ def train_round(training: Training, _: None, rounds: int) -> tuple[Training, Non
     updates, state = optimiser(rounds).update(gradient, training.optimiser)
     weights = optax.apply_updates(training.weights, updates)
     target = optax.incremental_update(weights, training.target, TARGET_RATE)
-    mask = jnp.broadcast_to(ready, error.shape)
-    buffer = fbuf.update_priority(buffer, batch.ids, error, mask=mask)
+    buffer = fbuf.update_priority(buffer, batch.ids, error, mask=ready)
     after = Training(
         weights, target, state, buffer, env_state, observation, key, training.round + 1
     )

@@ -255,7 +255,8 @@ def train(rounds: int, seed: int, device: str) -> tuple[float, list[tuple[int, f
     # The item is one row of what `act` gives to `add`. Only its shapes are computed.
     transitions = jax.eval_shape(act, actor, weights, 1.0)[1]
     item = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), transitions)
-    buffer = fbuf.init(item, CAPACITY, sampler=fbuf.Prioritized(alpha=0.6, eps=1e-3))
+    sampler = fbuf.Prioritized(alpha=0.6, eps=1e-3)
+    buffer = fbuf.init(item, CAPACITY, num_envs=NUM_ENVS, sampler=sampler)
     # Arrays from PyTorch are committed to their device. Commit the others, too, or JAX compiles
     # everything once more when the two meet.
     actor, buffer = jax.device_put((actor, buffer), weights[0].device)

@@ -66,7 +66,6 @@ def step(carry, number_and_key):
     observation, env_state, added = act(params, observation, env_state, epsilon, act_key)
     buffer = fbuf.add(buffer, **added)
     batch = fbuf.sample(buffer, sample_key, 128, view=fbuf.NStep(3, gamma=GAMMA))
-    buffer = fbuf.after(buffer, batch)  # what is written from here on waits for the batch
     params, target_params, opt_state = learn(params, target_params, opt_state, batch)
     ended = added["terminated"] | added["truncated"]
     return (buffer, params, target_params, opt_state, observation, env_state), ended

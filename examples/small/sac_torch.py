@@ -92,9 +92,9 @@ for step in range(first, STEPS):
         extra |= {"random": torch.get_rng_state(), "step": step + 1}
         buffer.save(folder, extra=extra, background=True)
         print(f"{step + 1:>6} steps, return {buffer['reward'][-1000:].sum() / 5:.0f}", flush=True)
-fbuf.wait()  # for the last save
+fbuf.wait()
 buffer.raise_on_fault()
-mean_return = buffer["reward"][-1000:].sum() / 5  # an episode has 200 steps
+mean_return = buffer["reward"][-1000:].sum() / 5  # of 200 steps each; there is room for all rows
 if buffer["step"].tolist() != list(range(STEPS)) or mean_return < -300:
     sys.exit(f"failed: {len(buffer):,} rows of {STEPS:,}; a mean return of {mean_return:.0f}")
 print("It learned.")
