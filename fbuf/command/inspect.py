@@ -89,14 +89,23 @@ def _names(extra: Any) -> str:
         within = dict(content)
         if within.keys() <= _OF_TORCH and "extra" in within:
             return ", ".join(_pairs(within["extra"])) or "nothing"
-        return ", ".join(within)
+        return ", ".join(_named(*pair) for pair in within.items())
     return content[0] if kind == "other" else f"a {kind}"
+
+
+def _named(name: str, value: Any) -> str:
+    """Return a name, and the number, bool or string that it names."""
+    leaf = value.get("leaf") or {}
+    if "float" in leaf:
+        return f"{name}={float.fromhex(leaf['float']):.6g}"
+    return f"{name}={leaf['value']!r}" if "value" in leaf else name
 
 
 def _pairs(extra: Any) -> list[str]:
     """Return the keys of a dict that was written as a list of pairs; none of anything else."""
     try:
         ((_, pairs),) = extra["dict"]
-        return [str(pair["list"][0]["leaf"]["value"]) for pair in pairs["list"]]
+        both = [pair["list"] for pair in pairs["list"]]
+        return [_named(str(name["leaf"]["value"]), value) for name, value in both]
     except (KeyError, TypeError, ValueError, IndexError):
         return []

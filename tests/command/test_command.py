@@ -672,12 +672,19 @@ def test_a_queue_says_how_much_is_unread(tmp_path, capsys):
     assert "6 of 8 are unread" in capsys.readouterr().out
 
 
+def test_inspect_shows_numbers_that_were_saved_with_a_buffer(tmp_path, capsys):
+    extra = {"step": 3, "rate": 0.25, "params": jnp.ones(2), "of": {"a": 1}, "name": "x"}
+    fbuf.save(tmp_path, fbuf.init(0.0, 8), extra=extra)
+    assert main(["inspect", str(tmp_path)]) == 0
+    assert "extra       name='x', of, params, rate=0.25, step=3\n" in capsys.readouterr().out
+
+
 def test_inspect_names_what_was_saved_with_a_buffer_for_pytorch(tmp_path, capsys):
     torch = pytest.importorskip("torch")
     from fbuf_adapters.pytorch import ReplayBuffer
 
     for extra, words in (
-        ({"step": 5, "network": {"w": torch.ones(2)}}, "step, network"),
+        ({"step": 5, "network": {"w": torch.ones(2)}}, "step=5, network"),
         (None, "nothing"),
     ):
         buffer = ReplayBuffer(10)
