@@ -465,6 +465,21 @@ def test_samplers_of_users_are_limited():
         fbuf.Limited(fbuf.Uniform(by="episode"), max_uses=2)
 
 
+def test_stale_rows_that_the_search_does_not_reach_are_not_drawn():
+    """The search ends behind 1,024 rows that are new enough."""
+    item = {"number": jnp.int32(0), "version": jnp.int32(0)}
+    state = fbuf.init(item, 3000, sampler=fbuf.Limited(version="version"))
+    number = jnp.arange(2000, dtype=jnp.int32)
+    state = fbuf.add(state, {"number": number, "version": jnp.where(number < 1500, 5, 1)})
+    state = fbuf.expire(state, 3)
+    assert int(fbuf.stats(state)["live"]) == 2000
+    batch = fbuf.sample(state, jax.random.key(0), 500)
+    assert int(jnp.where(batch.mask, batch.data["version"], 5).min()) == 5
+    likely = np.asarray(fbuf.probability(state, fbuf.ids_at(state, number)))
+    assert not likely[1500:].any()
+    assert (likely[:1500] > 0).all()
+
+
 def test_fresh_rows_count_as_used():
     sampler = fbuf.Limited(fbuf.FreshFirst(), max_uses=1)
     state = fbuf.add(fbuf.init(jnp.int32(0), 16, sampler=sampler), jnp.arange(8, dtype=jnp.int32))

@@ -540,7 +540,7 @@ MUTANTS = [
         ("probability = jnp.where(fresh, 1, drawn.probability)", "probability = drawn.probability", "weights", FRESH),
         ("jnp.roll(equal + jnp.clip(left - before, 0, spare), first)", "equal + jnp.clip(left - before, 0, spare)", "exchange", ("test_fresh_first.py", "shards")),
         ("served = picks.fresh & there", "served = picks.fresh", "exchange", ("test_fresh_first.py", "shards")),
-        ("behind = jnp.where(served.any(), last, index.served)", "behind = last", "order", FRESH),
+        ("behind = jnp.where(served.any(), last, index.served)", "behind = last", "order", ("test_fresh_first.py", "serves_none")),
         ("missed = jnp.maximum(missed, old.missed)", "missed = missed * 1", "resize", ("test_fresh_first.py", "missed")),
     ),
     *of(
@@ -592,7 +592,7 @@ MUTANTS = [
         ("if window.stride == 1:", "if window.stride == 0:", "resize", ("test_limited.py", "old_versions_stay")),
         ("uses = write_rows(uses, slots, read_rows(old.uses, old_slots))", "uses = uses * 1", "resize", ("test_limited.py", "resize")),
         ("is_stale = ~versions.may_be_drawn(lives.versions, ring.clamp(slots))", "is_stale = versions.may_be_drawn(lives.versions, ring.clamp(slots))", "mask", LIVES),
-        ("live & versions.may_be_drawn(lives.versions, slots)", "live", "mask", LIVES),
+        ("live & versions.may_be_drawn(lives.versions, slots)", "live", "mask", ("test_limited.py", "not_reach")),
     ),
     *of(
         "samplers/candidates.py",
