@@ -9,7 +9,7 @@ Each environment is new, and lies outside the clone. The core is installed from 
 distribution, and the rest from the wheel. The versions are those of `requirements.lock`. In each
 one the command starts, and the blocks of the README run in order. Each small example runs in the
 first environment that has its extras, after the packages that its docstring names are installed,
-too. Examples that need other extras are named. The two files stay in `dist/`.
+too. Examples that need other extras are named; with `--all` there must be none. The two files stay in `dist/`.
 
 The extras `cuda12` and `cuda13` are left out: gigabytes, for a GPU. They ask for the same versions
 of JAX as the core, which `tests/project/test_packaging.py` checks.
@@ -74,7 +74,10 @@ def main() -> int:
             for example in [one for one in examples if needs(one)[0] <= set(extras)]:
                 run_example(python, example)
                 examples.remove(example)
-        print("examples that did not run:", *(example.name for example in examples))
+        if examples:
+            print("examples that did not run:", *(example.name for example in examples))
+        if examples and given.all:
+            raise SystemExit("with --all every small example must run")
         shutil.rmtree(DIST, ignore_errors=True)
         DIST.mkdir()
         for file in (sdist, wheel):
