@@ -9,7 +9,8 @@ Each environment is new, and lies outside the clone. The core is installed from 
 distribution, and the rest from the wheel. The versions are those of `requirements.lock`. In each
 one the command starts, and the blocks of the README run in order. Each small example runs in the
 first environment that has its extras, after the packages that its docstring names are installed,
-too. Examples that need other extras are named; with `--all` there must be none. The two files stay in `dist/`.
+too. Examples that need other extras are named; with `--all` there must be none. The two files stay
+in `dist/`.
 
 The extras `cuda12` and `cuda13` are left out: gigabytes, for a GPU. They ask for the same versions
 of JAX as the core, which `tests/project/test_packaging.py` checks.

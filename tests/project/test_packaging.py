@@ -170,7 +170,7 @@ def test_the_release_checks_the_tag_and_publishes_without_a_password():
     yaml = pytest.importorskip("yaml")
     release = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())
     build, publish = release["jobs"]["build"], release["jobs"]["publish"]
-    assert 'make dist ARGS="--tag $TAG"' in values(build, "run")
+    assert 'make dist ARGS="--all --tag $TAG"' in values(build, "run")
     assert (publish["needs"], publish["permissions"]) == ("build", {"id-token": "write"})
     assert publish["environment"]["name"] == "pypi"
     assert values(publish, "password") == []
