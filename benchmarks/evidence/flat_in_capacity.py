@@ -284,6 +284,10 @@ def buffers(capacity: int) -> dict[str, Buffer]:
             {"add, expire, draw": then(added(VERSIONS), expired, drawn())},
             stale=True,
         ),
+        "Reservoir": Buffer(fbuf.Reservoir(), WALK, {"add": add, "sample": sampled()}),
+        "EvictLowest": Buffer(
+            fbuf.EvictLowest(), WALK, {"add": add, "sample": sampled(), "update_priority": put}
+        ),
     }
 
 

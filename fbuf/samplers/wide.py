@@ -17,6 +17,9 @@ from fbuf.samplers.random_bits import high_word
 _SHORT = 16
 """Bits of half a word."""
 
+_FEW = 256
+"""The most ends that are all compared with each number: a search of so many takes longer."""
+
 
 class Wide(NamedTuple):
     """Unsigned integers of 64 bits, as two uint32 arrays of one shape."""
@@ -95,13 +98,15 @@ def below(words: jax.Array, total: Wide) -> Wide:
 def first_above(ends: Wide, numbers: Wide) -> jax.Array:
     """Find the first of ascending `[S]` ends above each of `[B]` numbers: int32, S for none."""
     count = ends.low.shape[0]
+    if count <= _FEW:
+        each = Wide(numbers.high[:, None], numbers.low[:, None])
+        return jnp.sum(_up_to(Wide(ends.high[None], ends.low[None]), each), axis=1, dtype=jnp.int32)
     found = jnp.zeros(numbers.low.shape, jnp.int32)
     step = 1 << (count.bit_length() - 1)
     while step:
         further = found + step
         at = jnp.minimum(further, count) - 1
-        high, low = ends.high[at], ends.low[at]
-        passed = (high < numbers.high) | ((high == numbers.high) & (low <= numbers.low))
+        passed = _up_to(Wide(ends.high[at], ends.low[at]), numbers)
         found = jnp.where((further <= count) & passed, further, found)
         step //= 2
     return found
@@ -115,6 +120,11 @@ def minus(numbers: Wide, others: Wide) -> jax.Array:
 def as_float(number: Wide) -> jax.Array:
     """Return the number as float32, rounded."""
     return number.high.astype(jnp.float32) * 2.0**32 + number.low.astype(jnp.float32)
+
+
+def _up_to(ends: Wide, numbers: Wide) -> jax.Array:
+    """Return whether ends are not above numbers."""
+    return (ends.high < numbers.high) | ((ends.high == numbers.high) & (ends.low <= numbers.low))
 
 
 def _add(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:

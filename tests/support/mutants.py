@@ -1013,7 +1013,7 @@ MUTANTS = [
         ("shares * 2.0**24", "shares * 2.0**16", "weights", ("test_grouped.py", "last_bit")),
         ("return Wide(one.high + other.high + carry, low)", "return Wide(one.high + other.high, low)", "count", ("test_grouped.py", "last_bit")),
         ("carries += carry", "carries = carry", "count", WIDE),
-        ("(low <= numbers.low)", "(low < numbers.low)", "seam", WIDE),
+        ("(ends.low <= numbers.low)", "(ends.low < numbers.low)", "seam", WIDE),
     ),
     *of(
         "samplers/shards.py",
