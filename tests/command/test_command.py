@@ -536,8 +536,8 @@ def test_a_checkpoint_over_a_mesh(tmp_path, capsys):
     assert (figures["capacity"], figures["num_envs"]) == (40, 4)
     assert (figures["next_of"], figures["max_ends"]) == ("reward", 8)
     assert (figures["rows"], figures["removed"], figures["fill"]) == (11, 1, 12 / 40)
-    assert found.episodes.lengths.tolist() == [3, 3, 3, 3]
-    assert found.episodes.returns.tolist() == [0, 3, 6, 9]
+    assert found.episodes.lengths.tolist() == [3, 3, 3]  # one has lost a row
+    assert found.episodes.returns.tolist() == [0, 3, 9]
     assert (figures["returns not finite"], figures["rewards not finite"]) == (0, 0)
     assert main(["inspect", str(tmp_path)]) == 0
     assert "2, of 5 to 6 rows" in capsys.readouterr().out
