@@ -21,8 +21,8 @@ THEMES: dict[str, tuple[str, ...]] = {
         "sequence_priority",
     ),
     "Reading without drawing": (
-        *("read", "rows", "Batch", "newest_ids", "ids_at", "neighbours", "Ids"),
-        *("group_ids", "group_sizes", "uses", "probability"),
+        *("read", "rows", "Batch", "newest_ids", "ids_at", "neighbours", "no_ids"),
+        *("Ids", "group_ids", "group_sizes", "uses", "probability"),
     ),
     "Rows that are used once": (
         *("pop", "unread", "space", "rollout", "Rollout", "Pace", "PaceCounter"),

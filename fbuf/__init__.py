@@ -40,6 +40,7 @@ from fbuf.ops.load import load as load
 from fbuf.ops.nbytes import nbytes as nbytes
 from fbuf.ops.neighbours import neighbours as neighbours
 from fbuf.ops.newest_ids import newest_ids as newest_ids
+from fbuf.ops.no_ids import no_ids as no_ids
 from fbuf.ops.pop import pop as pop
 from fbuf.ops.probability import probability as probability
 from fbuf.ops.raise_on_fault import raise_on_fault as raise_on_fault
@@ -160,6 +161,7 @@ __all__ = [
     "nbytes",
     "neighbours",
     "newest_ids",
+    "no_ids",
     "plot",
     "pop",
     "probability",

@@ -250,6 +250,7 @@ def test_the_state_comes_first_and_options_by_name():
         "after": ["state", "batch"],
         "read": ["state", "ids"],
         "newest_ids": ["state", "count"],
+        "no_ids": ["count"],
         "rows": ["state"],
         "probability": ["state", "ids"],
         "ids_at": ["state", "slots"],

@@ -170,6 +170,7 @@ CORE = {
     "load": lambda of: fbuf.load(of.folder / "one", item=of.item),
     "nbytes": lambda of: fbuf.nbytes(of.item, 16),
     "newest_ids": lambda of: fbuf.newest_ids(of.state, 2),
+    "no_ids": lambda of: fbuf.no_ids(2),
     "pop": lambda of: fbuf.pop(of.queue, 2, donate=False),
     "probability": lambda of: fbuf.probability(of.state, of.ids),
     "plot": lambda of: fbuf.plot(of.state),
