@@ -116,10 +116,10 @@ def save(
             until_written.enter_context(lock.held(folder))
             seen.require("save", folder, manifest.heads(folder))
             pending = writer.prepare(folder, state, beside, now=background, version=VERSION)
-            if pending.rewrites:
-                incremental.warn_of_rewriting("save", folder)
-            elif pending.forgets:
+            if pending.forgets:
                 incremental.warn_of_forgetting("save", folder)
+            elif pending.rewrites:
+                incremental.warn_of_rewriting("save", folder)
             saved = lineage.with_id(state, pending.manifest.save_id)
             if not background:
                 with progress.shown("fbuf.save", pending.nbytes):

@@ -77,11 +77,11 @@ class Prioritized(WindowedSampler):
             eps` counts as the floor. LAP has a floor of 1 (Fujimoto et al.), and then `eps` is of
             no use: give `eps=0`.
         new_priority: The priority of a row if you give `add` none. With `"largest"` it is the
-            largest in the buffer, before `add` overwrites rows. With `"largest_ever"` it is the
-            largest ever stored, which is cheaper to keep, but forgets an outlier only at
-            `fbuf.clear`. As long as that largest is 0, as in an empty buffer, a row gets 1, or
-            `floor ** alpha` if that is more. These are priorities as they are stored, after the
-            power.
+            largest of the rows that may be drawn, before `add` overwrites rows. With
+            `"largest_ever"` it is the largest ever stored, which is cheaper to keep, but forgets an
+            outlier only at `fbuf.clear`. As long as that largest is 0, as in an empty buffer, a row
+            gets 1, or `floor ** alpha` if that is more. These are priorities as they are stored,
+            after the power.
         normalize: With `"batch"`, weights are divided by the largest in the batch. With `"buffer"`
             they are divided by the largest weight of any row of the buffer; these weights are
             smaller and vary less.
@@ -240,7 +240,7 @@ class Prioritized(WindowedSampler):
         return sum_tree.total(index.tree) > 0
 
     def largest_priority(self, index: PriorityIndex) -> jax.Array:
-        """Return the largest priority, now or ever; 0 if there is none."""
+        """Return the largest priority of a row to draw, or ever; 0 if there is none."""
         return priority_index.largest(index)
 
     def with_largest_priority(self, index: PriorityIndex, largest: jax.Array) -> PriorityIndex:

@@ -1,6 +1,7 @@
 """The index of stored priorities: a sum tree, and the values that describe all of it.
 
-A row that is no start keeps its priority with a minus sign, so that the tree does not count it.
+A row that is no start keeps its priority with a minus sign, so that the tree does not count it,
+neither in the sum nor as the largest.
 Without a window every row is a start, and no value has a sign.
 """
 
@@ -123,7 +124,10 @@ def count(index: PriorityIndex, ring: Ring) -> jax.Array:
 
 
 def largest(index: PriorityIndex) -> jax.Array:
-    """Return the largest priority, now or ever; 0 if there is none."""
+    """Return the largest priority of all starts now, or of any row ever; 0 if there is none.
+
+    Were other rows counted, new rows would inherit the priority of rows that no update reaches.
+    """
     if index.largest_ever is not None:
         return index.largest_ever
     return sum_tree.aggregate(index.tree, Aggregate.LARGEST)

@@ -83,7 +83,7 @@ class SumTree:
         capacity: The number of slots; static.
         keeps: The aggregates of a node, the sum first; static.
         inactive: Whether values may have a minus sign. Such a value is stored, but it is never
-            drawn, and only LARGEST counts it; static.
+            drawn, and no aggregate counts it; static.
     """
 
     leaves: jax.Array
@@ -358,9 +358,7 @@ def _reduce(
     for at, which in enumerate(keeps):
         part = row[..., at] if several else row
         if not several and inactive:
-            part = (
-                jnp.abs(part) if which is Aggregate.LARGEST else _larger(part, jnp.zeros_like(part))
-            )
+            part = _larger(part, jnp.zeros_like(part))
         if not several and which is Aggregate.LARGEST_INVERSE:
             part = jnp.where(part > 0, 1 / jnp.where(part > 0, part, 1), 0)
         kept.append(_halved(part, operator.add if which is Aggregate.SUM else _larger))

@@ -6,6 +6,7 @@ The reader keeps a list of its reads. A later write must wait for them, or XLA c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -136,8 +137,11 @@ class Reader:
             fits = field.shape == () or (column and field.shape == (1,))
             if fits and not jnp.issubdtype(field.dtype, jnp.complexfloating):
                 return number
-            got = f"{field.dtype}{list(field.shape)}; keep one number in a field of its own, such "
-            got += "as a weighted sum"
+            got = f"{field.dtype}{list(field.shape)}; "
+            if math.prod(field.shape) == 1:
+                got += "drop its axes, or look whether rows were given with one axis too many"
+            else:
+                got += "keep one number in a field of its own, such as a weighted sum"
         else:
             got = f"{self.specs(number)}; name the field that holds the {argument}"
         raise ValueError(

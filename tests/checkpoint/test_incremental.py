@@ -219,9 +219,10 @@ def test_a_buffer_of_an_older_checkpoint(tmp_path):
 def test_two_buffers_in_one_directory(tmp_path):
     one, other = filled(700), filled(300)
     one = saved(tmp_path, one, 700, keep=1)
-    with pytest.warns(UserWarning, match=WARNING):
+    with pytest.warns(UserWarning, match="has more rows than this buffer"):
         other = saved(tmp_path, other, 300, keep=1)
-    one = saved(tmp_path, more(one), 705, keep=1)
+    with pytest.warns(UserWarning, match=WARNING):
+        one = saved(tmp_path, more(one), 705, keep=1)
     other = saved(tmp_path, more(other), 305, keep=2)
     one = saved(tmp_path, more(one), 5, keep=2)  # both are kept
     saved(tmp_path, more(other), 5, keep=2)

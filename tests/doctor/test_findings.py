@@ -181,3 +181,28 @@ def test_a_fault_makes_its_finding(name):
     assert finding.sentence.endswith(".")
     assert finding.remedy.endswith((".", ")"))
     assert f"{finding.severity}: {name}\n" in str(report)
+
+
+@pytest.mark.parametrize(
+    ("rows", "ends", "loaded", "expected"),
+    [
+        (12_000, [11_999], False, ["no_ends"]),  # a loader ends the last episode of a data set
+        (9_000, [8_999], False, []),  # a task may have episodes as long
+        (12_000, [5_999, 11_999], False, []),
+        (1_200, [], True, ["no_ends"]),  # a load ends the open episode
+        (900, [], True, []),
+    ],
+)
+def test_ends_behind_the_newest_row_alone_are_none(tmp_path, rows, ends, loaded, expected):
+    rng = np.random.default_rng(0)
+    observation, reward = rng.normal(size=(rows, 2)).astype("f"), rng.random(rows).astype("f")
+    item = {"observation": jnp.zeros(2), "reward": 0.0}
+    state = fbuf.add(
+        fbuf.init(item, 16_000),
+        {"observation": observation, "reward": reward},
+        truncated=np.isin(np.arange(rows), ends),
+    )
+    if loaded:
+        fbuf.save(tmp_path, state)
+        state = fbuf.load(tmp_path).state
+    assert names(state) == expected

@@ -11,7 +11,7 @@ import pytest
 from scipy import stats as scipy_stats
 from support import own, restored
 from support.fresh import Fresh
-from support.pair import Pair, ShardedPair, priorities_of
+from support.pair import WINDOWS, Pair, ShardedPair, priorities_of
 
 import fbuf
 from fbuf import sharded
@@ -31,6 +31,7 @@ class FreshPair(Fresh, Pair):
         self.per = priorities_of(sampler.sampler)
         if self.per:
             self.oracle.alpha, self.oracle.eps = self.per.alpha, self.per.eps
+            self.oracle.windows = tuple(getattr(self.per, name) for name in WINDOWS)
 
     def draw(self, seed, beta=0.7):
         before = fbuf.stats(self.state)

@@ -97,11 +97,8 @@ class LimitedPair(Pair):
                 self.retired.add((lane, at))
 
     def default(self):
-        """Return the priority of a row without one: without a window, of rows that are left."""
-        stored = set(self.oracle.stored())
-        if self.sampler.window == 1:
-            stored = {slot for slot in stored if self.row(slot) not in self.retired}
-        largest = max((self.oracle.at(slot).priority for slot in stored), default=0.0)
+        """Return the priority of a row without one: the largest of those that may be drawn."""
+        largest = max((self.oracle.at(slot).priority for slot in self.live()), default=0.0)
         return largest if largest > 0 else 1.0
 
     def row(self, slot):

@@ -253,3 +253,29 @@ def test_an_environment_that_fills_its_part_in_vain_says_so():
         state = fbuf.add(state, jnp.zeros(2), mask=jnp.array([True, False]), terminated=ends)
     with pytest.raises(RuntimeError, match=r"there is nothing to draw.*NOTHING_TO_DRAW"):
         fbuf.raise_on_fault(state)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"stride": 4},
+        {"window": 5},
+        pytest.param({"window": 5, "strict": False}, marks=pytest.mark.sweep),
+        pytest.param({"first_only": True}, marks=pytest.mark.sweep),
+        pytest.param({"window": 3, "normalize": "buffer"}, marks=pytest.mark.sweep),
+    ],
+    ids=str,
+)
+def test_new_rows_inherit_no_priority_that_no_draw_reaches(options):
+    """Such a row is never updated, so its priority would pass from row to row for ever."""
+    state = fbuf.init(jnp.int32(0), 32, sampler=fbuf.Prioritized(1.0, eps=0.0, **options))
+    rows = np.arange(16, dtype=np.int32)
+    state = programs.add(state, rows, terminated=rows % 8 == 7, priority=jnp.full(16, 100.0))
+    assert float(fbuf.stats(state)["new_priority"]) == 100
+    for _ in range(6):
+        for key in range(16):  # each row that may be drawn is, and gets 1
+            ids = programs.sample(state, jax.random.key(key), 64).ids
+            state = programs.update_priority(state, ids, jnp.ones(64))
+        assert float(fbuf.stats(state)["new_priority"]) == 1
+        state = programs.add(state, rows, terminated=rows % 8 == 7)
+    assert float(fbuf.probability(state, fbuf.newest_ids(state, 32)).max()) <= 1 / 4

@@ -110,7 +110,7 @@ def check(tree):
         for at, which in enumerate(tree.keeps):
             part = row[..., 0 if row.shape[-1] == 1 else at]
             if which is Aggregate.LARGEST:
-                np.testing.assert_array_equal(nodes[reached, at], np.abs(part).max(axis=1))
+                np.testing.assert_array_equal(nodes[reached, at], np.maximum(part, 0).max(axis=1))
             if which is Aggregate.LARGEST_INVERSE and row.shape[-1] == 1:
                 inverse = np.where(part > 0, 1 / np.where(part > 0, part, 1), 0).max(axis=1)
                 np.testing.assert_allclose(nodes[reached, at], inverse, rtol=1e-6)

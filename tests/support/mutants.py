@@ -759,7 +759,7 @@ MUTANTS = [
     *of(
         "trees/sum_tree.py",
         ("jnp.where(part > 0, 1 / jnp.where(part > 0, part, 1), 0)", "1 / jnp.where(part > 0, part, 1)", "tree rounding", ("test_errors.py", "rarest")),
-        ("jnp.abs(part) if which", "part if which", "windows", FIRST),
+        ("            part = _larger(part, jnp.zeros_like(part))", "            part = jnp.abs(part) if which is Aggregate.LARGEST else _larger(part, jnp.zeros_like(part))", "windows", ("test_windows.py", "no_draw_reaches")),
         ("-0.0 if inactive else 0.0", "0.0", "windows", FIRST),
         ("slots, jnp.where(slots < tree.capacity, new, 0))", "slots, new)", "mask", FLAT_PER),
         ("jnp.abs(value), mode", "value, mode", "windows", FIRST),
@@ -1135,6 +1135,9 @@ MUTANTS = [
         ("same < max(3, 0.2 * lengths.size)", "same < 1", "episode end", ("test_report.py", "tasks or good_order")),
         ("same < max(3, 0.2 * lengths.size)", "same < 3", "episode end", ("test_report.py", "tasks")),
         ("(full and ends) or whole:", "(full and ends) or found.episodes.lengths.size:", "episode end", ("test_report.py", "not_overwritten")),
+        ("if not ends or _only_behind_the_newest(found):", "if not ends:", "episode end", ("test_findings.py", "newest_row_alone")),
+        ("_ONE if ends else _LONG", "_LONG", "episode end", ("test_findings.py", "newest_row_alone")),
+        (" & (flags & UNFINISHED == 0)", "", "episode end", ("test_findings.py", "newest_row_alone")),
     ),
     *of(
         "doctor/findings/rewards.py",
@@ -1468,7 +1471,7 @@ MUTANTS = [
     ),
     *of(
         "runtime/fixed_arguments.py",
-        ("            if name not in but and not hasattr(kind, name):", "            if False:", "adapters", ("test_taken.py", "cannot_be_set")),
+        ("            if name in refused:", "            if False:", "adapters", ("test_taken.py", "cannot_be_set")),
     ),
     *of(
         "../adapters/fbuf_adapters/pytorch/_taken.py",

@@ -52,11 +52,16 @@ class Oracle:
         floor=0.0,
         new_priority="largest",
         shards=1,
+        window=1,
+        stride=1,
+        first_only=False,
+        strict=True,
     ):
         self.length, self.envs, self.autoreset = length, envs, autoreset
         self.shards, self.lanes_of_shard = shards, envs // shards
         self.alpha, self.eps, self.floor, self.new_priority = alpha, eps, floor, new_priority
         self.capacity = length * envs
+        self.windows = window, stride, first_only, strict
         self.lanes: list[list[Row]] = [[] for _ in range(envs)]
         self.laps = [0] * envs
         self.resets = [False] * envs
@@ -281,8 +286,10 @@ class Oracle:
 
     def default(self):
         """Return the stored priority of a row that came without one."""
-        live = [self.at(slot).priority for slot in self.stored()]
-        largest = max(live, default=0.0) if self.new_priority == "largest" else self.largest_ever
+        largest = self.largest_ever
+        if self.new_priority == "largest":
+            starts = self.starts(*self.windows)
+            largest = max((self.at(slot).priority for slot in starts), default=0.0)
         return largest if largest > 0 else max(1.0, self.floor**self.alpha)
 
     def runs(self, window, stride=1, first=False, strict=True):

@@ -15,7 +15,8 @@ from support.oracle import Oracle
 
 # Environments, the length of a lane, whether they step together.
 FLAT, TOGETHER, APART = (None, 9, True), (3, 40, True), (3, 40, False)
-OF_ORACLE = ("alpha", "eps", "floor", "new_priority")
+WINDOWS = ("window", "stride", "first_only", "strict")
+OF_ORACLE = ("alpha", "eps", "floor", "new_priority", *WINDOWS)
 """The options of a sampler that the oracle has, too."""
 NAN, INF = float("nan"), float("inf")
 
@@ -151,6 +152,7 @@ class Pair:
         self.state = state
         options = {name: getattr(old, name) for name in ("alpha", "eps", "new_priority")}
         self.oracle = Oracle(length, old.envs, old.autoreset, **options)
+        self.oracle.windows = old.windows
         for lane in range(old.envs):
             lap = int(state.ring.lap[lane % state.ring.heads])
             self.oracle.laps[lane] = lap - len(old.kept(lane)[-length:]) // length

@@ -200,7 +200,7 @@ class Contents:
         if _form(state) != _form(backend.state):
             raise InteropError(
                 f"{where('state')} must be a state of this buffer, as fbuf's functions return "
-                "it for buffer.state: with the same item, capacity, sampler and environments"
+                f"it for buffer.state{_differing(state, backend.state)}"
             )
         self.stream.drop()
         state = jax.device_put(state, self.spec.jax_device)
@@ -266,3 +266,28 @@ def _form(state: Any) -> Any:
     """Return what two states of the same buffer have in common."""
     leaves, structure = jax.tree.flatten(state)
     return structure, [(leaf.shape, leaf.dtype) for leaf in leaves]
+
+
+def _differing(given: Any, own: fbuf.State[Any]) -> str:
+    """Say which arguments two states were made with differ."""
+    if not isinstance(given, fbuf.State):
+        return f"; got {type(given).__name__}"
+    theirs, ours = _arguments(given), _arguments(own)
+    names = ", ".join(name for name in ours if theirs[name] != ours[name]) or "axes"
+    return f"; this one differs in {names}: make it with the arguments of this buffer"
+
+
+def _arguments(state: fbuf.State[Any]) -> dict[str, Any]:
+    """Return the arguments that a state was made with."""
+    ring, kept = state.ring, state.next_obs
+    leaves, structure = jax.tree.flatten(state.storage.item)
+    return {
+        "item": (structure, [(leaf.shape, leaf.dtype) for leaf in leaves]),
+        "capacity": state.capacity,
+        "sampler": state.sampler,
+        "num_envs": ring.num_envs,
+        "autoreset": ring.autoreset,
+        "lockstep": ring.lockstep,
+        "next_of": None if kept is None else kept.field,
+        "max_ends": None if kept is None else kept.owner.shape[-1] - ring.lanes,
+    }

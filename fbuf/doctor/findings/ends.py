@@ -9,13 +9,16 @@ from fbuf.doctor.findings.next_observations import has_next
 from fbuf.doctor.leaves import Leaf
 from fbuf.doctor.look import Found
 from fbuf.doctor.text import count
-from fbuf.storage.ring import ENDS, TERMINATED, TRUNCATED
+from fbuf.storage.ring import ENDS, TERMINATED, TRUNCATED, UNFINISHED
 
 _FEW = 64
 """The rows, or steps of an environment, below which flags say nothing."""
 
 _LONG = 1000
 """The steps after which most episodes have ended."""
+
+_ONE = 10_000
+"""The steps from which on it is strange that all rows of an environment are one episode."""
 
 _SHORT = 10
 """Episodes so short have no limit of time."""
@@ -34,7 +37,8 @@ def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
     if found.sampler.places:
         return
     flags = found.flags
-    terminated, ends = int((flags & TERMINATED > 0).sum()), int((flags & ENDS > 0).sum())
+    terminated = int((flags & TERMINATED > 0).sum())
+    ends = int(((flags & ENDS > 0) & (flags & UNFINISHED == 0)).sum())  # those of the task
     if flags.size >= _FEW and terminated >= _ALL * flags.size:
         yield Finding(
             "warning",
@@ -44,8 +48,8 @@ def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
             "Give terminated=True for the last step of an episode only. Look whether you give "
             "the mask or discount, which is 1 - terminated. In a bandit this is as it should be.",
         )
-    elif not ends:
-        yield from _none(found, leaves)
+    elif not ends or _only_behind_the_newest(found):
+        yield from _none(found, leaves, _ONE if ends else _LONG)
     elif not terminated:
         yield from _only_truncated(found)
     elif not (flags & TRUNCATED > 0).any():
@@ -53,8 +57,13 @@ def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
     yield from _cut(found, ends)
 
 
-def _none(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
-    """Find that no row ends an episode."""
+def _only_behind_the_newest(found: Found) -> bool:
+    """Tell whether all rows of each lane are one episode, as a loader ends a data set."""
+    return all(lane.episodes.first.size <= 1 for lanes in found.lanes for lane in lanes)
+
+
+def _none(found: Found, leaves: Mapping[str, Leaf], long: int) -> Iterator[Finding]:
+    """Find that no row ends an episode, or none but the newest ones."""
     longest = max(lane.slots.size for lanes in found.lanes for lane in lanes)
     own = [
         name
@@ -74,14 +83,14 @@ def _none(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
             "Give them to fbuf, too: fbuf.add(state, rows, terminated=..., truncated=...). If you "
             "draw single rows alone, all is well.",
         )
-    elif longest >= _LONG:
+    elif longest >= long:
         yield Finding(
             "warning",
             "no_ends",
-            f"No row ends an episode, in {longest:,} steps of an environment: windows, n-step "
-            "returns and next observations go on across resets.",
-            "Give fbuf.add the flags of the environment: terminated=..., truncated=.... If the "
-            "task never ends, all is well.",
+            f"No row ends an episode, in {longest:,} steps of an environment up to the newest: "
+            "windows, n-step returns and next observations go on across resets.",
+            "Give fbuf.add, or the loader, the flags of the environment: terminated=..., "
+            "truncated=.... If no episode has ended, all is well.",
         )
 
 

@@ -569,8 +569,13 @@ def test_the_state_in_compiled_code():
             call()
     buffer.state = after
     assert len(buffer) == CAPACITY
-    for other in (fbuf.init(0.0, CAPACITY), buffer_of().state, None):
-        with pytest.raises(InteropError, match="must be a state of this buffer"):
+    for other, said in (
+        (fbuf.init(0.0, CAPACITY), "differs in item, "),
+        (buffer_of().state, "differs in capacity"),
+        (jax.vmap(lambda _: after)(jnp.zeros(2)), "differs in axes: "),
+        (None, "got NoneType"),
+    ):
+        with pytest.raises(InteropError, match=f"must be a state of this buffer.*; .*{said}"):
             buffer.state = other
     with pytest.raises(RuntimeError, match="nothing has been added yet"):
         buffer_of(0).state  # noqa: B018 (to read it is what raises)

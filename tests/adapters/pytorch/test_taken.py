@@ -138,6 +138,8 @@ def test_what_would_do_nothing_cannot_be_set(kind, name, message):
     with pytest.raises(AttributeError, match=f"has no attribute '{name}'"):
         getattr(buffer, name)
     buffer.of_a_user = 1
+    listed = {n for n in dir(kind) if not n.startswith("_")}  # by `help`, too
+    assert all(hasattr(buffer, n) for n in listed - {"state"})
 
 
 def test_of_a_buffer_of_tensordicts_beta_can_be_set():

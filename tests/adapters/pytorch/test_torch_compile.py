@@ -368,9 +368,7 @@ def functions_of(module):
 
 def methods_of(kind):
     """The public methods and properties of a class, and those that Python calls by operators."""
-    # An argument that cannot be set is no attribute of an object.
-    fixed = {n for n, what in vars(kind).items() if type(what).__name__ == "_Fixed"}
-    names = {n for n in vars(kind) if not n.startswith("_")} - fixed - INSIDE
+    names = {n for n in vars(kind) if not n.startswith("_")} - INSIDE
     return names | ({"__len__", "__getitem__", "__iter__", "__next__"} & vars(kind).keys())
 
 
