@@ -7,7 +7,8 @@ It needs fbuf and the packages of `benchmarks/requirements.lock`; `make bench` s
 
 A step adds one row of each of 16 environments, 88 bytes each, and draws 256 rows: items, pairs, or
 32 windows of 8 steps. Windows begin at every step, or at every eighth ("period 8"), which makes
-flashbax's tree smaller. With priorities a step also gives new ones to what it drew. "in scan" is a
+flashbax's tree smaller. "64 of 27" draws 64 windows of 27 steps, as a recurrent agent does, which
+begin at every fourth. With priorities a step also gives new ones to what it drew. "in scan" is a
 step within one program. "in scan, under cond" puts all but the add into `jax.lax.cond(can_sample,
 ...)`, as most programs of flashbax do; "behind cond" moves `set_priorities` out of the branch.
 "calls" is a step of separate calls from Python, each of a `jax.jit` that donates the state.
@@ -33,7 +34,9 @@ from benchmarks.report import Find
 ENVS, BATCH, LENGTH, TURNS, CALLS = 16, 256, 8, 1000, 200
 SIZES = (10_000, 1_000_000)
 KINDS = ("item", "flat", "trajectory", "prioritised item", "prioritised flat",
-         "prioritised trajectory", "prioritised trajectory, period 8")  # fmt: skip
+         "prioritised trajectory", "prioritised trajectory, period 8",
+         "prioritised trajectory, 64 of 27")  # fmt: skip
+PERIODS = {"period 8": 8, "64 of 27": 4}
 MODULES = THEIRS, OURS = ("flashbax", "fbuf")
 FORMS = IN_SCAN, UNDER_COND, BEHIND_COND, CALLS_ALONE = (
     "in scan", "in scan, under cond", "in scan, behind cond", "calls"
@@ -57,14 +60,20 @@ def module(name: str) -> Any:
 # --- a step ---------------------------------------------------------------------------------------
 
 
+def windows_of(kind: str) -> tuple[int, int]:
+    """Return how many windows are drawn, and of how many steps."""
+    return (64, 27) if kind.endswith("64 of 27") else (BATCH // LENGTH, LENGTH)
+
+
 def buffer_of(fbx: Any, kind: str, n: int) -> Any:
     """Return a buffer of a kind for `n` rows."""
+    windows, length = windows_of(kind)
     sizes = {
         "add_batch_size": ENVS,
-        "sample_batch_size": BATCH // LENGTH,
-        "sample_sequence_length": LENGTH,
-        "period": LENGTH if kind.endswith("period 8") else 1,
-        "min_length_time_axis": LENGTH,
+        "sample_batch_size": windows,
+        "sample_sequence_length": length,
+        "period": PERIODS.get(kind.partition(", ")[2], 1),
+        "min_length_time_axis": length,
         "max_length_time_axis": n // ENVS,
     }
     makes: dict[str, Callable[[], Any]] = {
@@ -85,7 +94,7 @@ def runs(fbx: Any, kind: str, n: int) -> dict[str, harness.Run]:
     buffer, prioritised = buffer_of(fbx, kind, n), kind.startswith("prioritised")
     lead = (ENVS, 1) if "trajectory" in kind else (ENVS,)
     row = jax.tree.map(lambda leaf: jnp.ones((*lead, *leaf.shape), leaf.dtype), ITEM)
-    drawn = BATCH // LENGTH if "trajectory" in kind else BATCH
+    drawn = windows_of(kind)[0] if "trajectory" in kind else BATCH
 
     def filled() -> Any:
         add = lambda _, state: buffer.add(state, row)

@@ -67,8 +67,8 @@ def warn_of_forgetting(function: str, folder: pathlib.Path) -> None:
     """Warn that a new buffer takes the place of a checkpoint with more rows."""
     warn(
         f"fbuf.{function}: the newest checkpoint in {folder} has more rows than this buffer, which "
-        "comes from no checkpoint; old checkpoints are deleted in time. To go on with that run, load "
-        "it, or go on with the buffer that its save returned; else save to another directory"
+        "comes from no checkpoint; old checkpoints are deleted in time. To go on with that run, "
+        "load it, or go on with the buffer that its save returned; else save to another directory"
     )
 
 

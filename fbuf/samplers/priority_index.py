@@ -1,7 +1,6 @@
 """The index of stored priorities: a sum tree, and the values that describe all of it.
 
-A row that is no start keeps its priority with a minus sign, so that the tree does not count it,
-neither in the sum nor as the largest.
+A row that is no start keeps its priority with a minus sign, so that no aggregate counts it.
 Without a window every row is a start, and no value has a sign.
 """
 
