@@ -22,7 +22,8 @@ def can_sample(state: State[Any], min_size: chex.Array | int = 1) -> jax.Array:
     Args:
         state: The buffer; never consumed.
         min_size: The number of rows that must be stored, an int of at least 0, may be traced. Use
-            it to wait until there are enough rows to learn from. Removed rows do not count.
+            it to wait until there are enough rows to learn from. Removed rows do not count. With
+            more than the capacity the result is never True.
 
     Returns:
         bool scalar.
