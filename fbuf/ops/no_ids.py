@@ -12,7 +12,8 @@ def no_ids(count: int) -> Ids:
     """Return ids that name no row: `[count]`, for a branch that draws nothing.
 
     A branch of `jax.lax.cond` that draws must return its ids, and not the state. The other branch
-    returns these ones. `fbuf.update_priority` and `fbuf.write` then change nothing.
+    returns these ones. `fbuf.update_priority` and `fbuf.write` then change nothing. Over a mesh,
+    draw outside of the branch: ids there have another form.
 
     Args:
         count: The number of ids, a static int, at least 1: the batch size of the other branch.

@@ -24,11 +24,11 @@ def arguments(*but: str, **options: str) -> Callable[[T], T]:
         refused = {n: say for n, say in advice.items() if n not in but and not hasattr(kind, n)}
 
         def assign(self: Any, name: str, value: Any) -> None:
-            if name in refused:
+            if name in refused and not hasattr(type(self), name):  # a class of a user may have it
                 raise AttributeError(
                     f"{type(self).__name__}: {name} cannot be set; {refused[name]}"
                 )
-            object.__setattr__(self, name, value)
+            super(kind, self).__setattr__(name, value)
 
         # Not descriptors: `help` and `dir` would list them as attributes.
         kind.__setattr__ = assign  # pyright: ignore[reportAttributeAccessIssue]

@@ -138,7 +138,7 @@ class Reader:
             if fits and not jnp.issubdtype(field.dtype, jnp.complexfloating):
                 return number
             got = f"{field.dtype}{list(field.shape)}; "
-            if math.prod(field.shape) == 1:
+            if field.shape and math.prod(field.shape) == 1:
                 got += "drop its axes, or look whether rows were given with one axis too many"
             else:
                 got += "keep one number in a field of its own, such as a weighted sum"

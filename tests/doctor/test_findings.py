@@ -206,3 +206,29 @@ def test_ends_behind_the_newest_row_alone_are_none(tmp_path, rows, ends, loaded,
         fbuf.save(tmp_path, state)
         state = fbuf.load(tmp_path).state
     assert names(state) == expected
+
+
+def ends_at(lanes, rows, flag, last):
+    """A buffer whose lanes have one end each, at their last rows or one row before, or none."""
+    at = np.arange(rows) == rows - 1 - np.asarray(last)[:, None]
+    random = np.random.default_rng(0)
+    found = {"observation": random.normal(size=(lanes, rows, 2)).astype("f")}
+    found |= {"reward": random.random((lanes, rows)).astype("f"), "terminated": at}
+    item = {"observation": jnp.zeros(2), "reward": 0.0, "terminated": False}
+    state = fbuf.init(item, lanes * 16_000, num_envs=lanes, lockstep=False)
+    return fbuf.add(state, found, **{flag: at})
+
+
+@pytest.mark.parametrize(
+    ("lanes", "rows", "flag", "last", "expected"),
+    [
+        (1, 200, "terminated", [0], []),  # the first episode has just ended
+        (16, 200, "terminated", [0] * 16, ["time_limit_terminates"]),
+        (2, 12_000, "truncated", [0, 0], ["no_ends"]),
+        (2, 12_000, "truncated", [0, 1], []),
+    ],
+)
+def test_one_episode_of_each_environment_is_told_from_missing_ends(
+    lanes, rows, flag, last, expected
+):
+    assert names(ends_at(lanes, rows, flag, last)) == expected

@@ -1135,8 +1135,9 @@ MUTANTS = [
         ("same < max(3, 0.2 * lengths.size)", "same < 1", "episode end", ("test_report.py", "tasks or good_order")),
         ("same < max(3, 0.2 * lengths.size)", "same < 3", "episode end", ("test_report.py", "tasks")),
         ("(full and ends) or whole:", "(full and ends) or found.episodes.lengths.size:", "episode end", ("test_report.py", "not_overwritten")),
-        ("if not ends or _only_behind_the_newest(found):", "if not ends:", "episode end", ("test_findings.py", "newest_row_alone")),
-        ("_ONE if ends else _LONG", "_LONG", "episode end", ("test_findings.py", "newest_row_alone")),
+        ("    elif _longest(found) >= _ONE and", "    elif", "episode end", ("test_findings.py", "newest_row_alone")),
+        (" and _one_episode_each(found):", ":", "episode end", ("test_findings.py", "newest_row_alone")),
+        ("return all(lane.episodes.first.size <= 1", "return any(lane.episodes.first.size <= 1", "episode end", ("test_findings.py", "missing_ends")),
         (" & (flags & UNFINISHED == 0)", "", "episode end", ("test_findings.py", "newest_row_alone")),
     ),
     *of(
@@ -1470,8 +1471,15 @@ MUTANTS = [
         ("        raise OSError(error.errno, f\"{error.strerror}: {where}\", str(folder)) from error", "        raise", "disk", ("test_disks.py", "broken")),
     ),
     *of(
+        "views/reader.py",
+        ("if field.shape and math.prod(field.shape) == 1:", "if math.prod(field.shape) == 1:", "views", ("test_return_to_go.py", "what_cannot")),
+        ("if field.shape and math.prod(field.shape) == 1:", "if False:", "views", ("test_return_to_go.py", "what_cannot")),
+    ),
+    *of(
         "runtime/fixed_arguments.py",
-        ("            if name in refused:", "            if False:", "adapters", ("test_taken.py", "cannot_be_set")),
+        (" and not hasattr(type(self), name):", ":", "adapters", ("test_taken.py", "class_of_a_user")),
+        ("super(kind, self).__setattr__(name, value)", "object.__setattr__(self, name, value)", "adapters", ("test_taken.py", "class_of_a_user")),
+        ("            if name in refused and", "            if False and", "adapters", ("test_taken.py", "cannot_be_set")),
     ),
     *of(
         "../adapters/fbuf_adapters/pytorch/_taken.py",

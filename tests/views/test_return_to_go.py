@@ -161,11 +161,13 @@ def test_what_cannot_be_right_is_refused():
         with pytest.raises(error, match=match):
             fbuf.ReturnToGo(**arguments)
     item = {"x": jnp.zeros(3), "c": jnp.zeros((), jnp.complex64), "deep": {"r": jnp.float32(0)}}
+    item["one"] = jnp.zeros((1, 1))
     state = fbuf.add(fbuf.init(item, 8), item)
     for name, match in (
         ("reward", "reward names 'reward', but the items of this buffer have no such field"),
         ("x", r"reward='x' must name a field that is one real number, got float32\[3\]; keep"),
-        ("c", "must name a field that is one real number, got .*complex64"),
+        ("c", r"must name a field that is one real number, got complex64\[\]; keep"),
+        ("one", r"got float32\[1, 1\]; drop its axes, or look whether rows were given with one"),
         ("deep", "must name a field that is one real number, got {'r'"),
     ):
         with pytest.raises(ValueError, match=match):

@@ -187,7 +187,7 @@ class Contents:
         with self.lock:
             return self.made("state").backend.fault
 
-    def set_state(self, state: fbuf.State[Any]) -> None:
+    def set_state(self, state: Any) -> None:
         """Go on with a state of this buffer that other code has made."""
         self.check_open("state")
         self.check_on_device("state")
@@ -197,7 +197,7 @@ class Contents:
                 "give the buffer its item when you make it"
             )
         backend = self.stored.backend
-        if _form(state) != _form(backend.state):
+        if not isinstance(state, fbuf.State) or _form(state) != _form(backend.state):
             raise InteropError(
                 f"{where('state')} must be a state of this buffer, as fbuf's functions return "
                 f"it for buffer.state{_differing(state, backend.state)}"

@@ -48,8 +48,10 @@ def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
             "Give terminated=True for the last step of an episode only. Look whether you give "
             "the mask or discount, which is 1 - terminated. In a bandit this is as it should be.",
         )
-    elif not ends or _only_behind_the_newest(found):
-        yield from _none(found, leaves, _ONE if ends else _LONG)
+    elif not ends:
+        yield from _none(found, leaves)
+    elif _longest(found) >= _ONE and _one_episode_each(found):
+        yield _no_ends(_longest(found), "No row but the newest ends an episode")
     elif not terminated:
         yield from _only_truncated(found)
     elif not (flags & TRUNCATED > 0).any():
@@ -57,14 +59,19 @@ def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
     yield from _cut(found, ends)
 
 
-def _only_behind_the_newest(found: Found) -> bool:
+def _longest(found: Found) -> int:
+    """Return the rows of the fullest lane."""
+    return max(lane.slots.size for lanes in found.lanes for lane in lanes)
+
+
+def _one_episode_each(found: Found) -> bool:
     """Tell whether all rows of each lane are one episode, as a loader ends a data set."""
     return all(lane.episodes.first.size <= 1 for lanes in found.lanes for lane in lanes)
 
 
-def _none(found: Found, leaves: Mapping[str, Leaf], long: int) -> Iterator[Finding]:
-    """Find that no row ends an episode, or none but the newest ones."""
-    longest = max(lane.slots.size for lanes in found.lanes for lane in lanes)
+def _none(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
+    """Find that no row ends an episode."""
+    longest = _longest(found)
     own = [
         name
         for name, leaf in leaves.items()
@@ -83,15 +90,20 @@ def _none(found: Found, leaves: Mapping[str, Leaf], long: int) -> Iterator[Findi
             "Give them to fbuf, too: fbuf.add(state, rows, terminated=..., truncated=...). If you "
             "draw single rows alone, all is well.",
         )
-    elif longest >= long:
-        yield Finding(
-            "warning",
-            "no_ends",
-            f"No row ends an episode, in {longest:,} steps of an environment up to the newest: "
-            "windows, n-step returns and next observations go on across resets.",
-            "Give fbuf.add, or the loader, the flags of the environment: terminated=..., "
-            "truncated=.... If no episode has ended, all is well.",
-        )
+    elif longest >= _LONG:
+        yield _no_ends(longest, "No row ends an episode")
+
+
+def _no_ends(longest: int, words: str) -> Finding:
+    """Say that ends are missing."""
+    return Finding(
+        "warning",
+        "no_ends",
+        f"{words}, in {longest:,} steps of an environment: windows, n-step returns and next "
+        "observations go on across resets.",
+        "Give fbuf.add, or the loader, the flags of the environment: terminated=..., "
+        "truncated=.... If no other episode has ended, all is well.",
+    )
 
 
 def _only_truncated(found: Found) -> Iterator[Finding]:

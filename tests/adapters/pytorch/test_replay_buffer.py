@@ -574,6 +574,8 @@ def test_the_state_in_compiled_code():
         (buffer_of().state, "differs in capacity"),
         (jax.vmap(lambda _: after)(jnp.zeros(2)), "differs in axes: "),
         (None, "got NoneType"),
+        (3, "got int"),
+        (buffer, "got ReplayBuffer"),
     ):
         with pytest.raises(InteropError, match=f"must be a state of this buffer.*; .*{said}"):
             buffer.state = other

@@ -142,6 +142,31 @@ def test_what_would_do_nothing_cannot_be_set(kind, name, message):
     assert all(hasattr(buffer, n) for n in listed - {"state"})
 
 
+def test_a_class_of_a_user_sets_what_it_has_itself():
+    class Own(ReplayBuffer, torch.nn.Module):
+        view = None
+
+        def __init__(self, capacity):
+            torch.nn.Module.__init__(self)
+            ReplayBuffer.__init__(self, capacity)
+            self.weight = torch.nn.Parameter(torch.zeros(2))
+
+        @property
+        def sampler(self):
+            return self._own
+
+        @sampler.setter
+        def sampler(self, value):
+            self._own = value
+
+    own = Own(4)
+    own.sampler, own.view = 1, 2
+    assert (own.sampler, own.view) == (1, 2)
+    assert [name for name, _ in own.named_parameters()] == ["weight"]  # of torch's own __setattr__
+    with pytest.raises(AttributeError, match="capacity cannot be set"):
+        own.capacity = 3
+
+
 def test_of_a_buffer_of_tensordicts_beta_can_be_set():
     pytest.importorskip("tensordict")
     from fbuf_adapters.tensordict import TensorDictReplayBuffer
