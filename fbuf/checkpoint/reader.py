@@ -15,6 +15,8 @@ from fbuf.checkpoint.errors import CheckpointError
 from fbuf.checkpoint.manifest import Manifest, Segment
 from fbuf.checkpoint.row_ranges import Store
 from fbuf.state import State
+from fbuf.trees import sum_tree
+from fbuf.trees.sum_tree import SumTree
 from fbuf.xla.place import put_like
 
 
@@ -138,9 +140,19 @@ def _with_index(state: State[Any], values: dict[str, np.ndarray]) -> State[Any]:
         next_obs=None if kept is None else (dataclasses.replace(kept, rows=None),),
     )
     own = jax.tree_util.tree_map_with_path(put, own)
+    # Nodes of an older version counted as the largest what is never drawn.
+    renewed = lambda tree: _RENEWED(tree) if _is_tree(tree) and tree.inactive else tree
+    own = dataclasses.replace(own, index=jax.tree.map(renewed, own.index, is_leaf=_is_tree))
     if kept is not None:
         kept = dataclasses.replace(own.next_obs[0], rows=kept.rows)
     return dataclasses.replace(own, storage=state.storage, next_obs=kept)
+
+
+def _is_tree(part: Any) -> bool:
+    return isinstance(part, SumTree)
+
+
+_RENEWED = jax.jit(sum_tree.renewed)
 
 
 def read_index(

@@ -116,8 +116,13 @@ def of(values: jax.Array) -> SumTree:
     tree = empty(values.shape[0])
     spare = tree.leaves.size - values.shape[0]
     leaves = jnp.pad(values, (0, spare)).reshape(tree.leaves.shape)
+    return renewed(dataclasses.replace(tree, leaves=leaves))
+
+
+def renewed(tree: SumTree) -> SumTree:
+    """Return the tree with every node computed anew from the leaves. O(N)."""
     everything = jnp.arange(tree.leaves.shape[0], dtype=jnp.int32)
-    return _climbed(tree, leaves, itertools.repeat((everything, 0)))
+    return _climbed(tree, tree.leaves, itertools.repeat((everything, 0)))
 
 
 def total(tree: SumTree) -> jax.Array:

@@ -43,7 +43,7 @@ needs = ((from_d4rl, "h5py", "datasets"), (from_minari, "minari", "datasets"),
          (from_lerobot, "pyarrow", "lerobot"))
 for load, package, extra in needs:
     try:
-        load("x")
+        load(sys.executable)  # a file that is there
     except ImportError as error:
         assert str(error) == f'{load.__name__} needs {package}: pip install "fbuf[{extra}]"', error
     else:
