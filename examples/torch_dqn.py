@@ -62,7 +62,7 @@ WARM_UP = 60  # rounds before the first learner step
 SYNC_EVERY = 10  # rounds between copies of the network for acting
 TIME_EVERY = 27  # rounds between those whose parts are timed; shares no factor with SYNC_EVERY
 
-ROUNDS, QUICK_ROUNDS = 20_000, 2_000
+ROUNDS, QUICK_ROUNDS = 20_000, 3_000
 SOLVED = 450.0
 QUICK_BAR, QUICK_GAIN = 100.0, 50.0  # a new network gets about 10, a lucky one 150: so it must gain
 
