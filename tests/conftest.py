@@ -27,7 +27,7 @@ import zlib
 import hypothesis
 import jax
 import pytest
-from support import programs
+from support import programs, tags
 
 pytest_plugins = ["support.adapter_fixtures"]
 
@@ -68,6 +68,9 @@ hypothesis.settings.register_profile(
     "fbuf", deadline=None, derandomize=True, max_examples=40, database=None
 )
 hypothesis.settings.load_profile("fbuf")
+
+
+tags.fix()
 
 
 def pytest_configure(config):

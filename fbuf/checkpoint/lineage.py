@@ -72,7 +72,7 @@ def distrust(save_id: int) -> None:
 
 
 def of_cursor(cursor: np.ndarray) -> int:
-    """Return the id in the cursor of a ring, int32 `[4, heads]`."""
+    """Return the id in the cursor of a ring, int32 `[rows, heads]`."""
     found = set(map(int, cursor[3]))
     return found.pop() if len(found) == 1 else NONE
 

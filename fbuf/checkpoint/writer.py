@@ -34,6 +34,7 @@ from fbuf.checkpoint.manifest import Manifest, Segment
 from fbuf.checkpoint.row_ranges import Store
 from fbuf.checkpoint.tree_json import Data
 from fbuf.state import State
+from fbuf.storage.ring import SAVED
 
 SHARD = "shard-00000"
 """The directory for the files of a buffer that is not sharded."""
@@ -105,7 +106,7 @@ def prepare(
     carried = lineage.of_state(state)
     base = incremental.find_base(folder, numbers, carried, described)
     save_id = lineage.new_id(carried)
-    index = jax.device_get(by_path(_copied(small(state))))
+    index = jax.device_get(by_path(_copied(state)))
     index[lineage.CURSOR] = lineage.named(index[lineage.CURSOR], save_id)
     places, stores = incremental.places(state, index, base), row_ranges.of_state(state)
     new_files = _NewFiles(number, now)
@@ -325,18 +326,19 @@ def _whole(array: np.ndarray) -> RowBlock:
 
 
 @jax.jit
-def _copied(tree: Any) -> Any:
-    return jax.tree.map(jnp.copy, tree)
+def _copied(state: State[Any]) -> Any:
+    return jax.tree.map(jnp.copy, small(state))
 
 
 def small(state: State[Any]) -> Any:
-    """Return a buffer without its stores."""
+    """Return a buffer without its stores, and without its tag: each load gives it another one."""
     kept = state.next_obs
     if kept is not None:
         lanes = state.ring.lanes
         arrays = (kept.rows.words, *kept.rows.wide)
         kept = (dataclasses.replace(kept, rows=None), [array[:lanes] for array in arrays])
-    return dataclasses.replace(state, storage=None, next_obs=kept)
+    ring = dataclasses.replace(state.ring, cursor=state.ring.cursor[:SAVED])
+    return dataclasses.replace(state, storage=None, next_obs=kept, ring=ring)
 
 
 def by_path(tree: Any) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from fbuf.checkpoint import (
     config,
+    lineage,
     manifest,
     reader,
     sharded_manifest,
@@ -136,6 +137,8 @@ def _saved(folder: pathlib.Path, number: int) -> Saved:
     else:
         state = dataclasses.replace(state, index=None, next_obs=None)
     arrays = reader.read_index(folder, found)[0]
+    cursor = arrays[lineage.CURSOR]
+    arrays[lineage.CURSOR] = np.concatenate([cursor, np.zeros_like(cursor[:1])])  # with a tag
     state = jax.tree_util.tree_map_with_path(
         lambda path, _: jnp.asarray(arrays[jax.tree_util.keystr(path)]), state
     )

@@ -32,8 +32,10 @@ from jax.sharding import SingleDeviceSharding
 from jax.tree_util import tree_leaves
 
 from fbuf.checks import values as check
+from fbuf.dispatch import gradients
 from fbuf.dispatch.held import Form, held, holding
 from fbuf.dispatch.host_arrays import on_device, owned
+from fbuf.dispatch.intact import one_buffer
 from fbuf.state import State
 from fbuf.xla.explicit import explicit_mesh, on_automatic_axes
 
@@ -60,15 +62,6 @@ def require_state(function: str, state: Any, argument: str = "state") -> None:
     elif isinstance(state, tuple):
         instead = "give the state alone, as in state, batch = fbuf.pop(...)"
     raise TypeError(f"fbuf.{function}: {argument} must be a fbuf.State, got {name}; {instead}")
-
-
-def one_buffer(function: str, state: State[Any]) -> None:
-    """Refuse a batch of states."""
-    if jnp.ndim(state.fault) != 0:
-        raise ValueError(
-            f"fbuf.{function}: state is a batch of buffers of shape {jnp.shape(state.fault)}; "
-            f"use jax.vmap(lambda state: fbuf.{function}(state, ...))(state)"
-        )
 
 
 def is_deleted(array: Any) -> bool:
@@ -219,7 +212,7 @@ class _Dispatcher:
             if self._type.check_traced is not None:
                 for state in self._states(states):
                     self._type.check_traced(self.name, state)
-            states = on_device(states)
+            states = gradients.stopped(on_device(states))
             given = {n: v if n in static else on_device(v) for n, v in given.items()}
             if lies_anywhere and explicit_mesh((states, given)) is not None:
                 return on_automatic_axes(plain)(*states, **given)

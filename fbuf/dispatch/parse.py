@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fbuf.checks import values as check
+from fbuf.dispatch import gradients
 from fbuf.storage.ids import Ids
 
 
@@ -73,12 +74,9 @@ def rows(
     """Bring rows, each like `item`, to a batch `[B, ...]`; also return their leading axes."""
     given, batch = checked_rows(function, item, items, num_envs, time_major, argument)
     stored, tree = jax.tree.flatten(item)
-    # No gradient flows into a buffer.
-    arrays = [
-        jax.lax.stop_gradient(batch.flat(jnp.asarray(leaf, spec.dtype)))
-        for leaf, spec in zip(given, stored, strict=True)
-    ]
-    return tree.unflatten(arrays), batch
+    arrays = [jnp.asarray(leaf, spec.dtype) for leaf, spec in zip(given, stored, strict=True)]
+    whole = gradients.refused(function, argument, tree.unflatten(arrays))
+    return jax.tree.map(batch.flat, whole), batch
 
 
 def checked_rows(
@@ -265,7 +263,8 @@ def field_values(
             f"fbuf.{function}: {name} must be {dtype}, as the buffer stores it, got "
             f"{jnp.result_type(leaf)}; cast it with .astype({str(dtype)!r})"
         )
-    return jax.lax.stop_gradient(jnp.asarray(leaf).reshape(math.prod(lead), *feature))
+    values = gradients.refused(function, name, jnp.asarray(leaf))
+    return values.reshape(math.prod(lead), *feature)
 
 
 def priorities(

@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fbuf.dispatch.call import Check, StateType, operation, options_of
+from fbuf.dispatch.intact import Expected, refuse_changed
 from fbuf.mesh.state import ShardedState
 
 P = ParamSpec("P")
@@ -133,6 +134,13 @@ def _is_of_cpu_processes(mesh: Mesh) -> bool:
     return devices[0].platform == "cpu" and len({of.process_index for of in devices}) > 1
 
 
+def _intact(function: str, state: ShardedState[Any]) -> None:
+    """Refuse a state whose arrays are those of no buffer."""
+    places = jax.tree.leaves_with_path(state.blocks)
+    for (path, leaf), spec in zip(places, state.leaves, strict=True):
+        refuse_changed(function, f".blocks{jax.tree_util.keystr(path)}", leaf, Expected(spec.dtype))
+
+
 _OVER_MESH = StateType(
-    require_sharded, prefix="sharded.", check_arrays=_on_the_mesh, finish=_waited_for
+    require_sharded, _intact, prefix="sharded.", check_arrays=_on_the_mesh, finish=_waited_for
 )

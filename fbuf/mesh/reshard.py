@@ -154,5 +154,5 @@ def _regrouped(
     ends = None
     if kept is not None:
         ends = max(round((kept.owner.shape[0] - old.lanes) * envs / old.lanes), 1)
-    new = empty_like(states[0], old.lane_length * envs, envs, ends, shards)
+    new = empty_like(states[0], old.lane_length * envs, envs, ends, shards=shards)
     return filled(new, [Lanes(s, *place) for s, place in zip(states, places, strict=True)], lap)

@@ -170,7 +170,7 @@ def _with_save_ids(state: ShardedState[Item], save_ids: np.ndarray) -> ShardedSt
     cursor = state.blocks.ring.cursor
 
     def put(cursor: jax.Array, save_ids: jax.Array) -> jax.Array:
-        rows = cursor.reshape(save_ids.shape[0], 4, -1)
+        rows = cursor.reshape(save_ids.shape[0], -1, state.shard.ring.heads)
         return rows.at[:, 3].set(save_ids[:, None]).reshape(cursor.shape)
 
     both = (state.spec, state.spec)

@@ -8,7 +8,8 @@ import jax
 import jax.core
 
 from fbuf.dispatch import read_before_write
-from fbuf.dispatch.call import one_buffer, refuse_consumed, require_state
+from fbuf.dispatch.call import refuse_consumed, require_state
+from fbuf.dispatch.intact import one_buffer
 from fbuf.state import Batch, State
 from fbuf.storage.store import Item
 

@@ -11,7 +11,8 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf.dispatch.call import one_buffer, refuse_consumed, require_state
+from fbuf.dispatch.call import refuse_consumed, require_state
+from fbuf.dispatch.intact import one_buffer
 from fbuf.state import State
 from fbuf.storage.layout import Layout
 from fbuf.storage.next_obs import NextObs

@@ -19,7 +19,7 @@ from fbuf.samplers.uniform import Uniform
 from fbuf.state import State
 from fbuf.storage import next_obs as next_observations
 from fbuf.storage import ring as rings
-from fbuf.storage import store
+from fbuf.storage import store, tags
 from fbuf.storage.episodes import Autoreset
 from fbuf.storage.ring import Ring
 from fbuf.storage.store import Item, Storage
@@ -144,7 +144,9 @@ def maker(
     def make(capacity: int) -> State[Any]:
         follow = sampler.follows_episodes
         places = sampler.places
-        ring = rings.empty(capacity, num_envs, lockstep, autoreset, follow, shards, places)
+        ring = rings.empty(
+            *(capacity, num_envs, lockstep, autoreset, follow, shards, places), tag=tags.new()
+        )
         return of_ring(specs, ring, sampler, next_of, max_ends)
 
     return make
@@ -163,13 +165,19 @@ def of_ring(
 
 
 def empty_like(
-    state: State[Any], capacity: int, num_envs: int | None, max_ends: int | None, shards: int = 1
+    state: State[Any],
+    capacity: int,
+    num_envs: int | None,
+    max_ends: int | None,
+    *,
+    shards: int = 1,
+    tag: jax.Array | int | None = None,
 ) -> State[Any]:
-    """Return an empty buffer with other lanes, otherwise as `state`."""
+    """Return an empty buffer with other lanes, and with another tag or its own, else as `state`."""
     old, kept = state.ring, state.next_obs
     lockstep = old.lockstep or num_envs is None
-    follow = old.open is not None
-    ring = rings.empty(capacity, num_envs, lockstep, old.autoreset, follow, shards)
+    follow, tag = old.open is not None, old.tag[0] if tag is None else tag
+    ring = rings.empty(capacity, num_envs, lockstep, old.autoreset, follow, shards, tag=tag)
     next_of, ends = (None, None) if kept is None else (kept.field, max_ends)
     return of_ring(state.storage.item, ring, state.sampler, next_of, ends)
 

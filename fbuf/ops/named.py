@@ -23,8 +23,9 @@ def named(
     """
     flat, shape = parse.ids(function, ids)
     chosen = parse.mask(function, mask, shape, "ids")
-    live, outside, stale = state.ring.find(flat)
-    faults = bits_where(outside & chosen, Fault.ID_OUT_OF_RANGE)
-    faults |= bits_where(stale & chosen, Fault.STALE_ID)
-    slots = jnp.where(live & chosen, flat.slot, state.capacity)
+    found = state.ring.find(flat)
+    faults = bits_where(found.outside & chosen, Fault.ID_OUT_OF_RANGE)
+    faults |= bits_where(found.stale & chosen, Fault.STALE_ID)
+    faults |= bits_where(found.foreign & chosen, Fault.FOREIGN_ID)
+    slots = jnp.where(found.live & chosen, flat.slot, state.capacity)
     return slots, faults, shape

@@ -100,7 +100,7 @@ def neighbours(state: State[Any], ids: Ids, steps: Steps) -> Ids:
 def around(function: str, state: State[Any], ids: Ids, steps: Steps) -> Ids:
     """Name the neighbours of the rows of `[B]` ids: `[B, K]`."""
     ring, wished = state.ring, jnp.array(tuple(steps), jnp.int32)[None]
-    live, _, _ = ring.find(ids)
+    live = ring.find(ids).live
     slots = jnp.where(live, ids.slot, 0)
     first, last = min(0, *steps), max(0, *steps)
     reader = Reader(function, state)

@@ -43,7 +43,7 @@ def probability(state: State[Any], ids: Ids) -> jax.Array:
         Array([0.25, 0.75], dtype=float32)
     """
     flat, shape = parse.ids("probability", ids)
-    live, _, _ = state.ring.find(flat)
+    live = state.ring.find(flat).live
     found = state.sampler.probability(state.index, state.ring, jnp.where(live, flat.slot, 0))
     read_before_write.note_read(state, found)
     return jnp.where(live, found, 0).reshape(shape)

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 
 from fbuf.checks import values as check
 from fbuf.dispatch import parse, read_before_write
-from fbuf.dispatch.call import one_buffer, operation
+from fbuf.dispatch.call import operation
+from fbuf.dispatch.intact import one_buffer
 from fbuf.state import Batch, State
 from fbuf.storage.ids import Ids
 from fbuf.views.gather import gather, reshaped
@@ -100,7 +101,7 @@ def find_ids(
             f"fbuf.{function}: a view with time_major=True takes ids of one axis, got ids of shape "
             f"{shape}; leave time_major out, or reshape the ids"
         )
-    live, _, _ = state.ring.find(flat)
+    live = state.ring.find(flat).live
     return jnp.where(live, flat.slot, 0), live, shape
 
 

@@ -59,6 +59,7 @@ def remove(
     Faults:
         ID_OUT_OF_RANGE: A slot is outside the buffer; that entry is skipped.
         STALE_ID: A row has been overwritten, or removed before; that entry is skipped.
+        FOREIGN_ID: An id is of another buffer, or was drawn before a load; that entry is skipped.
 
     Cost: O(B log N) time, O(B) memory; with a window of L rows, L times that. It sorts more than
     1024 ids. It compares every pair

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from fbuf.checks import values as check
-from fbuf.dispatch.call import one_buffer, operation, require_state
+from fbuf.dispatch.call import operation, require_state
+from fbuf.dispatch.intact import one_buffer
 from fbuf.ops.init import check_room, empty_like, ends_by_default
 from fbuf.ops.lanes import Lanes, filled
 from fbuf.samplers.placing import refuse

@@ -16,6 +16,7 @@ from fbuf.ops.init import empty_like
 from fbuf.ops.lanes import filled, in_one_lane
 from fbuf.samplers.placing import refuse
 from fbuf.state import State
+from fbuf.storage import tags
 from fbuf.storage.episode_order import whole_episodes
 from fbuf.storage.store import Item
 from fbuf.xla.place import settled
@@ -132,5 +133,7 @@ def _part(
 @operation(static=("capacity", "ends"))
 def _filled(state: State[Item], slots: jax.Array, *, capacity: int, ends: int) -> State[Item]:
     """Return a buffer of a capacity, with room for some ends, of episodes in their order."""
-    new, count = empty_like(state, capacity, None, ends), jnp.int32(slots.shape[0])
+    # Each part is a buffer of its own: ids of one name no rows of the other.
+    new = empty_like(state, capacity, None, ends, tag=tags.new())
+    count = jnp.int32(slots.shape[0])
     return filled(varying(new), [in_one_lane(state, slots, count)])

@@ -55,6 +55,7 @@ def update_priority(
             `alpha` is negative, infinite or NaN, and then every entry.
         ID_OUT_OF_RANGE: A slot is outside the buffer.
         STALE_ID: A row has been overwritten or removed since it was drawn.
+        FOREIGN_ID: An id is of another buffer, or was drawn before a load.
         In each case that entry is skipped, and all others are applied.
 
     Cost: O(B log N) time, O(B) memory.

@@ -52,7 +52,7 @@ def uses(state: State[Any], ids: Ids) -> jax.Array:
 def counted(state: State[Any], ids: Ids) -> jax.Array:
     """Return the uses of rows by `[B]` ids; 0 for an id that names no stored row."""
     uses = with_uses("uses", state)
-    live, _, _ = state.ring.find(ids)
+    live = state.ring.find(ids).live
     return jnp.where(live, read_rows(uses, jnp.where(live, ids.slot, 0)), 0)
 
 

@@ -78,6 +78,7 @@ def write(
     Faults:
         ID_OUT_OF_RANGE: A slot is outside the buffer; that entry is skipped.
         STALE_ID: A row has been overwritten or removed since it was drawn; that entry is skipped.
+        FOREIGN_ID: An id is of another buffer, or was drawn before a load; that entry is skipped.
 
     Cost: O(B) time and memory. Narrow fields of a row are read and written together.
 

@@ -95,10 +95,10 @@ def append(
         inside &= ~in_episode.dummy
     lap = ring.lap.astype(jnp.uint32) + laps
     stored = jnp.minimum(ring.stored.astype(jnp.uint32) + count, size)
-    save_id = ring.save_id.astype(jnp.uint32)
+    moved = jnp.stack([end, lap, stored]).astype(jnp.int32)
     written = dataclasses.replace(
         ring,
-        cursor=jnp.stack([end, lap, stored, save_id]).astype(jnp.int32),
+        cursor=jnp.concatenate([moved, ring.cursor[3:]]),
         removed=removed,
         flags=write_rows(ring.flags, slots, flags),
         open=now_open,

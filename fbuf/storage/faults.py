@@ -42,6 +42,8 @@ class Fault(enum.IntFlag):
     """A row did not begin where the row before in its open episode led to (`next_of`)."""
     NOTHING_TO_DRAW = 256
     """The buffer was full, and no row in it could be drawn."""
+    FOREIGN_ID = 512
+    """An id named a row of another buffer, or of this one before it was loaded."""
 
 
 MEANING = {
@@ -84,6 +86,10 @@ MEANING = {
         "the buffer is full, and not one row can be drawn, so every batch is masked: all "
         "episodes are shorter than the sampler's window, or their starts were overwritten, or "
         "all priorities are 0"
+    ),
+    Fault.FOREIGN_ID: (
+        "an id named a row of another buffer, or was drawn before this one was loaded; it was "
+        "skipped. Give each buffer the ids of its own batches"
     ),
 }
 

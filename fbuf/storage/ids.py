@@ -24,19 +24,20 @@ class Ids(Generic[ArrayT]):
     Attributes:
         slot: int32 in `[0, capacity)`, or -1 for no row. With `num_envs` it is `place * num_envs +
             environment`: rows of one step lie side by side.
-        generation: int32: the lap of the ring that wrote the row. Compare it for equality only.
+        generation: int32: the lap of the ring that wrote the row, counted from a random number of
+            the buffer. So an id names no row of another buffer. Compare it for equality only.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp
         >>> state = fbuf.add(fbuf.init(jnp.zeros(()), capacity=4), jnp.ones(1))
-        >>> fbuf.sample(state, jax.random.key(0), 2).ids
-        Ids(slot=Array([0, 0], dtype=int32), generation=Array([0, 0], dtype=int32))
+        >>> fbuf.sample(state, jax.random.key(0), 2).ids.slot
+        Array([0, 0], dtype=int32)
     """
 
     slot: ArrayT
     """int32 in `[0, capacity)`, or -1 for no row."""
     generation: ArrayT
-    """int32: the lap of the ring that wrote the row."""
+    """int32: the lap of the ring that wrote the row, counted from a number of the buffer."""
 
 
 def only(ids: Ids, mask: jax.Array) -> Ids:

@@ -36,12 +36,12 @@ def place(ring: Ring, flags: jax.Array, slots: jax.Array, before: jax.Array) -> 
     stored = ring.stored[0] + count
     is_full = (stored == ring.capacity) & (count > 0)
     lap = ring.lap[0] + is_full.astype(jnp.int32)
-    cursor = jnp.stack([stored % ring.capacity, lap, stored, ring.save_id[0]])
+    moved = jnp.stack([stored % ring.capacity, lap, stored]).astype(jnp.int32)
     # A row in the place of another one is for a save like a changed row: it is written again.
     changed, unchanged = jnp.uint8(WRITTEN), jnp.uint8(0)
     placed = dataclasses.replace(
         ring,
-        cursor=cursor[:, None].astype(jnp.int32),
+        cursor=jnp.concatenate([moved[:, None], ring.cursor[3:]]),
         removed=ring.removed - jnp.sum(was_removed, dtype=jnp.int32),
         flags=write_rows(ring.flags, slots, flags | jnp.where(held, changed, unchanged)),
         writes=write_rows(ring.writes, slots, writes + 1),

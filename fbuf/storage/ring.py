@@ -6,19 +6,22 @@ step is to write one stretch of memory. Where environments do not step together,
 head of its own, which counts the slots of the lane alone.
 
 Rows are written in order and the oldest is overwritten first, so a row is named by its slot and
-its generation. The generation needs no array: it is the lap during which the slot was last written.
-Laps are counted modulo 2**32 (int32 arithmetic wraps), and only ever compared for equality, so they
-cannot overflow in a run of any length.
+its generation. The generation needs no array: it is the lap during which the slot was last written,
+counted from the tag of the buffer (`fbuf.storage.tags`). Laps are counted modulo 2**32 (int32
+arithmetic wraps), and only ever compared for equality, so they cannot overflow in a run of any
+length.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from fbuf.storage import episodes
+from fbuf.storage import episodes, tags
 from fbuf.storage.episodes import Autoreset, InEpisode, Open
 from fbuf.storage.ids import NO_SLOT, Ids, only
 from fbuf.xla.rows import read_rows, write_rows
@@ -43,6 +46,25 @@ ENDS = TERMINATED | TRUNCATED
 
 NEXT_BEGINS = ENDS | DUMMY
 """Behind a row with one of these bits an episode begins."""
+
+SAVED = 4
+"""The rows of the cursor that a checkpoint has: all but the tag."""
+
+
+class Found(NamedTuple):
+    """Rows looked up by id: bool arrays shaped like the ids, all False for "no row".
+
+    Attributes:
+        live: The row is stored.
+        outside: The slot does not exist.
+        stale: The row has been overwritten or removed.
+        foreign: The id is of another buffer, or of a time before the buffer was loaded.
+    """
+
+    live: jax.Array
+    outside: jax.Array
+    stale: jax.Array
+    foreign: jax.Array
 
 
 @jax.tree_util.register_dataclass
@@ -83,13 +105,14 @@ class Ring:
     flags of a slot that holds no row mean nothing.
 
     Attributes:
-        cursor: int32 `[4, heads]`; `head`, `lap`, `stored` and `save_id`. They share an array,
-            because every array of a state costs time in each call from Python.
+        cursor: int32 `[5, heads]`; `head`, `lap`, `stored`, `save_id` and `tag`. They share an
+            array, because every array of a state costs time in each call from Python.
         removed: int32 scalar; the number of stored rows that have been removed.
         flags: uint8 `[capacity]`; the bits of each row, see above.
         open: The open episode of each lane; None if the ring does not follow episodes.
         writes: int32 `[capacity]`; how often each slot was written, where a sampler chooses the
-            slots of new rows. It is then the generation. None where rows are written in order.
+            slots of new rows. It then takes the place of the lap. None where rows are written in
+            order.
         num_envs: The number of environments; None if they are not told apart; static.
         lockstep: Whether environments always step together, so that one head serves all; static.
         autoreset: The behaviour of environments at an end, see `fbuf.storage.episodes`; static.
@@ -155,6 +178,11 @@ class Ring:
     def save_id(self) -> jax.Array:
         """The id of the save that the buffer descends from, 0 for none. int32 `[heads]`."""
         return self.cursor[3]
+
+    @property
+    def tag(self) -> jax.Array:
+        """The number that generations count from, see `fbuf.storage.tags`. int32 `[heads]`."""
+        return self.cursor[4]
 
     # Stored rows.
 
@@ -231,15 +259,16 @@ class Ring:
     # Names of rows.
 
     def generation_of(self, slots: jax.Array) -> jax.Array:
-        """Return the lap that wrote each slot: this lap before the head, the last one behind it.
+        """Return the generation of the row in each slot: the lap that wrote it, and the tag.
 
-        In slots of choice, a row is told from others by how often its slot was written.
+        It is this lap before the head, and the last one behind it. In slots of choice, a row is
+        told from others by how often its slot was written.
         """
         if self.writes is not None:
             flat = read_rows(self.writes, slots.reshape(-1))
-            return flat.reshape(slots.shape)
+            return flat.reshape(slots.shape) + self.tag[0]
         offset, cursor = self._under_head(slots)
-        return cursor[1] - (offset >= cursor[0]).astype(jnp.int32)
+        return cursor[1] + cursor[4] - (offset >= cursor[0]).astype(jnp.int32)
 
     def name(self, slots: jax.Array, mask: jax.Array) -> Ids:
         """Return the ids of rows, and "no row" where `mask` is False."""
@@ -249,23 +278,27 @@ class Ring:
         """Return the ids of the rows in any int32 slots; "no row" for an empty or removed one."""
         inside = (slots >= 0) & (slots < self.capacity)
         slots = jnp.where(inside, slots, 0)
-        live, _, _ = self.find(self.name(slots, inside))
+        live = self.find(self.name(slots, inside)).live
         return self.name(slots, live)
 
-    def find(self, ids: Ids) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Look rows up by id.
-
-        Returns:
-            Three bool arrays shaped like the ids: the row is stored; the slot does not exist; the
-            row has been overwritten or removed. All are False for "no row".
-        """
+    def find(self, ids: Ids) -> Found:
+        """Look rows up by id."""
         slot = ids.slot
         inside = (slot >= 0) & (slot < self.capacity)
         slot = jnp.where(inside, slot, 0)
-        same = self.holds(slot) & (ids.generation == self.generation_of(slot))
+        now = self.generation_of(slot)
+        same = self.holds(slot) & (ids.generation == now)
         flags = read_rows(self.flags, slot.reshape(-1)).reshape(slot.shape)
         live = inside & same & (flags & REMOVED == 0)
-        return live, ~inside & (ids.slot != NO_SLOT), inside & ~live
+        # Unsigned: so a lap that is still to come is as far off as another tag.
+        late = now.astype(jnp.uint32) - ids.generation.astype(jnp.uint32)
+        own = late <= tags.MOST_LAPS
+        return Found(
+            live,
+            outside=~inside & (ids.slot != NO_SLOT),
+            stale=inside & ~live & own,
+            foreign=inside & ~own,
+        )
 
     # Changes.
 
@@ -320,7 +353,7 @@ class Ring:
             now_open = dataclasses.replace(none, resets=now_open.resets)
         return dataclasses.replace(
             self,
-            cursor=jnp.stack([self.head & 0, self.lap + 1, self.stored & 0, self.save_id]),
+            cursor=jnp.stack([self.head & 0, self.lap + 1, self.stored & 0, *self.cursor[3:]]),
             removed=self.removed & 0,
             open=now_open,
         )
@@ -331,7 +364,7 @@ class Ring:
         return write_rows(self.flags, slots, old | jnp.uint8(bit))
 
     def _under_head(self, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Return the offsets of slots under their heads, and the cursor of the heads `[4, ...]`."""
+        """Return the offsets of slots under their heads, and the cursor of the heads `[5, ...]`."""
         if self.heads == 1:
             return slots, self.cursor[:, 0]
         offset = slots // self.heads
@@ -347,16 +380,17 @@ def empty(
     follow: bool,
     shards: int = 1,
     places: bool = False,
+    tag: jax.Array | int = 0,
 ) -> Ring:
     """Return a ring without rows.
 
     With `follow` it knows where in its episode each row is, with `places` how often each slot was
-    written.
+    written. The ids of its rows count from `tag`, int32.
     """
     follow |= autoreset == "next_step"
     heads = 1 if lockstep else num_envs or 1
     return Ring(
-        cursor=jnp.zeros((4, heads), jnp.int32),
+        cursor=_tagged(np.zeros((SAVED, heads), np.int32), tag),
         removed=jnp.int32(0),
         flags=jnp.zeros(capacity, jnp.uint8),
         open=episodes.none_open(num_envs or 1) if follow else None,
@@ -366,3 +400,10 @@ def empty(
         autoreset=autoreset,
         shards=shards,
     )
+
+
+def _tagged(cursor: np.ndarray, tag: jax.Array | int) -> jax.Array:
+    """Return a cursor with a tag."""
+    if isinstance(tag, int):  # one array, and no program to make it
+        return jnp.asarray(np.concatenate([cursor, np.full_like(cursor[:1], tag)]))
+    return jnp.concatenate([cursor, jnp.broadcast_to(tag, cursor[:1].shape)])

@@ -113,16 +113,20 @@ def empty(item: Item, capacity: int) -> Storage[Item]:
     """Return a store of zeros, for items of these shapes and dtypes."""
     layout = layouts.of(item)
     layout.check_width()
-    fields = layout.fields
-    narrow = [field for field in fields if field.narrow]
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), spec(layout, capacity))
+
+
+def spec(layout: Layout, capacity: int) -> Storage[Any]:
+    """Return the shapes and dtypes of a store's arrays, as `jax.ShapeDtypeStruct`."""
+    array: Any = jax.ShapeDtypeStruct
+    narrow = [field for field in layout.fields if field.narrow]
     word = words_of.UNSIGNED[max((min(field.dtype.itemsize, 4) for field in narrow), default=1)]
-    row = [jax.ShapeDtypeStruct((1, *field.shape), field.dtype) for field in narrow]
+    row = [array((1, *field.shape), field.dtype) for field in narrow]
     words = jax.eval_shape(lambda *leaves: _packed(leaves, word), *row).shape[1]
+    wide = [field for field in layout.fields if not field.narrow]
     return Storage(
-        words=jnp.zeros((capacity, words), word),
-        wide=tuple(
-            jnp.zeros((capacity, *field.shape), field.dtype) for field in fields if not field.narrow
-        ),
+        words=array((capacity, words), word),
+        wide=tuple(array((capacity, *field.shape), field.dtype) for field in wide),
         layout=layout,
     )
 

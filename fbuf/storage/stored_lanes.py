@@ -38,9 +38,9 @@ def stored_lanes(ring: Ring) -> Iterator[Lane]:
     """Yield the stored rows of each lane. O(N) time and memory, on the host."""
     # Copies: a view of the buffer's own memory would keep the buffer from being written to.
     flags = jax.device_get(jnp.copy(ring.flags))
-    cursor = jax.device_get(jnp.copy(ring.cursor)).astype(np.int64)
+    cursor = jax.device_get(jnp.copy(ring.cursor)).astype(np.int64)[:3]
     for lane in range(ring.lanes):
-        head, lap, stored, _ = cursor[:, lane % ring.heads].tolist()
+        head, lap, stored = cursor[:, lane % ring.heads].tolist()
         places = np.arange(lane // ring.heads, stored, ring.lanes // ring.heads)
         slots = (head - stored + places) % ring.head_capacity * ring.heads + lane % ring.heads
         # A head that has come around once, and stands at its beginning, has overwritten nothing.

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devi
 
 def unmarked(state):
     """The arrays, without the mark of the last save."""
-    cursor = state.blocks.ring.cursor.reshape(state.num_shards, 4, -1)[:, :3]
+    cursor = state.blocks.ring.cursor.reshape(state.num_shards, 5, -1)[:, :3]
     ring = dataclasses.replace(state.blocks.ring, cursor=cursor)
     return list(map(np.asarray, jax.tree.leaves(dataclasses.replace(state.blocks, ring=ring))))
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support import tags
 from support.oracle import Oracle
 from support.recorded import EXACT, ITEM, Recorded, agrees
 
@@ -32,7 +33,7 @@ def expected(episodes, state):
     lap = int(state.ring.lap[0]) - len(rows) // state.capacity
     oracle.laps = [lap]
     for at, row in enumerate(oracle.lanes[0]):
-        row.generation = lap + at // state.capacity
+        row.generation = tags.generation(lap + at // state.capacity)
     return oracle
 
 

@@ -115,7 +115,7 @@ def test_64_bit_numbers_are_two_words():
 
 @pytest.mark.parametrize(("head", "newest"), [(10**9, 10**9 - 1), (0, 15 * 10**8 - 1)])
 def test_the_newest_row_of_a_ring_of_more_than_2_to_the_30(head, newest):
-    cursor = jnp.array([[head], [1], [10**9], [0]], jnp.int32)
+    cursor = jnp.array([[head], [1], [10**9], [0], [0]], jnp.int32)
     flags = jax.ShapeDtypeStruct((15 * 10**8,), jnp.uint8)  # only its length is looked at
     options = {"removed": jnp.int32(0), "open": None, "writes": None, "num_envs": None}
     ring = Ring(cursor, flags=flags, lockstep=True, autoreset="same_step", **options)

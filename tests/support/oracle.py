@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from support import tags
+
 BAD_PRIORITY, OUT_OF_RANGE, STALE = 1, 2, 4
 NOT_FOLLOWED = 128 | 256
 """Faults of what the rows hold, and of a moment between two adds. The rows of most histories are
@@ -88,7 +90,7 @@ class Oracle:
                     self.largest_ever = max(self.largest_ever, stored)
                 row = Row(
                     int(items[step][lane]),
-                    self.laps[lane] + len(rows) // self.length,
+                    self.generation(lane, len(rows)),
                     stored,
                     not dummy and terminated is not None and bool(terminated[step][lane]),
                     not dummy and truncated is not None and bool(truncated[step][lane]),
@@ -125,7 +127,7 @@ class Oracle:
             self.resets[lane] = alike and other.resets[lane]
 
     def generation(self, lane, at):
-        return self.laps[lane] + at // self.length
+        return tags.generation(self.laps[lane] + at // self.length)
 
     def kept(self, lane):
         """Copies of the rows of a lane; before a full one nobody knows what was there."""

@@ -1,0 +1,29 @@
+"""Tags: random numbers that tell the rows of one buffer from those of another.
+
+The ids of a buffer count from its tag. So an id of another buffer, or of a run that was given up,
+names no row here. To compare a tag costs nothing: it is a part of the generation.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+import jax
+import jax.core
+import jax.numpy as jnp
+from jax import lax
+
+MOST_LAPS = 2**16
+"""The laps that an id may be late. An id of more was made for another buffer."""
+
+
+def new() -> jax.Array | int:
+    """Return a tag for a new buffer: int32.
+
+    A compiled program draws one each time it runs. Then the compiler's own generator serves, which
+    needs no key, and tells two runs of one program apart.
+    """
+    if not isinstance(jnp.zeros(()), jax.core.Tracer):
+        return secrets.randbits(32) - 2**31
+    bits = lax.rng_uniform(jnp.uint32(0), jnp.uint32(2**32 - 1), ())
+    return lax.bitcast_convert_type(bits, jnp.int32)
