@@ -42,6 +42,8 @@ from fbuf.storage.ids import NO_SLOT
 from fbuf.storage.layout import Layout
 from fbuf.storage.ring import DUMMY, REMOVED, STANDS_IN, TERMINATED, TRUNCATED, Ring, Span
 from fbuf.storage.stored_lanes import Lane, stored_lanes
+from fbuf.storage.tags import of as tag_of
+from fbuf.storage.tags import renewed as with_new_tag
 from fbuf.views import Reader, Reading, Request, View
 from fbuf.views.gather import request_rows
 from fbuf.views.requests import Wanted
@@ -99,11 +101,13 @@ __all__ = [
     "resumed",
     "stays_in_process",
     "stored_lanes",
+    "tag_of",
     "tree_classes",
     "uninterrupted",
     "unknown_item",
     "wait_for",
     "waiting_steps",
     "warn",
+    "with_new_tag",
     "write_files",
 ]

@@ -15,7 +15,7 @@ from fbuf.checkpoint.errors import CheckpointError
 from fbuf.checkpoint.manifest import Manifest, Segment
 from fbuf.checkpoint.row_ranges import Store
 from fbuf.state import State
-from fbuf.storage.ring import SAVED
+from fbuf.storage import tags
 from fbuf.trees import sum_tree
 from fbuf.trees.sum_tree import SumTree
 from fbuf.xla.place import put_like
@@ -133,9 +133,8 @@ def _with_index(state: State[Any], values: dict[str, np.ndarray]) -> State[Any]:
 
     def put(path: Any, leaf: jax.Array) -> jax.Array:
         name = jax.tree_util.keystr(path)
-        if name == lineage.CURSOR:  # the tag stays: it is that of this load alone
-            return put_like(leaf, np.concatenate([values[name], jax.device_get(leaf)[SAVED:]]))
-        return put_like(leaf, values[name])
+        value = tags.renewed(values[name]) if name == lineage.CURSOR else values[name]
+        return put_like(leaf, value)
 
     kept = state.next_obs
     own = dataclasses.replace(

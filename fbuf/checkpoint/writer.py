@@ -34,7 +34,7 @@ from fbuf.checkpoint.manifest import Manifest, Segment
 from fbuf.checkpoint.row_ranges import Store
 from fbuf.checkpoint.tree_json import Data
 from fbuf.state import State
-from fbuf.storage.ring import SAVED
+from fbuf.storage import tags
 
 SHARD = "shard-00000"
 """The directory for the files of a buffer that is not sharded."""
@@ -337,7 +337,7 @@ def small(state: State[Any]) -> Any:
         lanes = state.ring.lanes
         arrays = (kept.rows.words, *kept.rows.wide)
         kept = (dataclasses.replace(kept, rows=None), [array[:lanes] for array in arrays])
-    ring = dataclasses.replace(state.ring, cursor=state.ring.cursor[:SAVED])
+    ring = dataclasses.replace(state.ring, cursor=state.ring.cursor[: tags.ROW])
     return dataclasses.replace(state, storage=None, next_obs=kept, ring=ring)
 
 

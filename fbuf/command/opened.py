@@ -30,7 +30,7 @@ from fbuf.host.checkpoint_rows import SavedRows
 from fbuf.ops.init import init
 from fbuf.samplers import Uniform
 from fbuf.state import State
-from fbuf.storage import store
+from fbuf.storage import store, tags
 
 T = TypeVar("T")
 
@@ -137,8 +137,7 @@ def _saved(folder: pathlib.Path, number: int) -> Saved:
     else:
         state = dataclasses.replace(state, index=None, next_obs=None)
     arrays = reader.read_index(folder, found)[0]
-    cursor = arrays[lineage.CURSOR]
-    arrays[lineage.CURSOR] = np.concatenate([cursor, np.zeros_like(cursor[:1])])  # with a tag
+    arrays[lineage.CURSOR] = tags.renewed(arrays[lineage.CURSOR])
     state = jax.tree_util.tree_map_with_path(
         lambda path, _: jnp.asarray(arrays[jax.tree_util.keystr(path)]), state
     )

@@ -14,6 +14,8 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
+from fbuf.storage import tags
+
 
 def register(kind: type[Any]) -> None:
     """Let `flax.serialization` save and restore a pytree class. Call it often: it costs nothing."""
@@ -35,6 +37,8 @@ def _from_state_dict(target: Any, saved: dict[str, Any]) -> Any:
     restored: list[jax.Array] = []
     for name, like in expected.items():
         value = np.asarray(saved[name])
+        if name == "ring.cursor" and value.shape[-2:-1] == (tags.ROW,):  # of an older version
+            value = tags.renewed(value)
         if value.shape != like.shape or value.dtype != like.dtype:
             raise ValueError(
                 f"{_refusal(target)} {name} was saved as {value.dtype} of shape {value.shape}, "

@@ -47,9 +47,6 @@ ENDS = TERMINATED | TRUNCATED
 NEXT_BEGINS = ENDS | DUMMY
 """Behind a row with one of these bits an episode begins."""
 
-SAVED = 4
-"""The rows of the cursor that a checkpoint has: all but the tag."""
-
 
 class Found(NamedTuple):
     """Rows looked up by id: bool arrays shaped like the ids, all False for "no row".
@@ -182,7 +179,7 @@ class Ring:
     @property
     def tag(self) -> jax.Array:
         """The number that generations count from, see `fbuf.storage.tags`. int32 `[heads]`."""
-        return self.cursor[4]
+        return self.cursor[tags.ROW]
 
     # Stored rows.
 
@@ -390,7 +387,7 @@ def empty(
     follow |= autoreset == "next_step"
     heads = 1 if lockstep else num_envs or 1
     return Ring(
-        cursor=_tagged(np.zeros((SAVED, heads), np.int32), tag),
+        cursor=_tagged(np.zeros((tags.ROW, heads), np.int32), tag),
         removed=jnp.int32(0),
         flags=jnp.zeros(capacity, jnp.uint8),
         open=episodes.none_open(num_envs or 1) if follow else None,

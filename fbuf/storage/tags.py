@@ -11,7 +11,11 @@ import secrets
 import jax
 import jax.core
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
+
+ROW = 4
+"""The row of a ring's cursor that holds the tag. A checkpoint has the rows before it."""
 
 MOST_LAPS = 2**16
 """The laps that an id may be late. An id of more was made for another buffer."""
@@ -27,3 +31,17 @@ def new() -> jax.Array | int:
         return secrets.randbits(32) - 2**31
     bits = lax.rng_uniform(jnp.uint32(0), jnp.uint32(2**32 - 1), ())
     return lax.bitcast_convert_type(bits, jnp.int32)
+
+
+def of(cursor: jax.Array) -> int:
+    """Return the tag of a buffer, by the cursor of its ring. No array of it is held."""
+    return int(jax.device_get(jnp.copy(cursor))[ROW, 0])
+
+
+def renewed(saved: np.ndarray) -> np.ndarray:
+    """Return the cursor of a loaded buffer with a new tag: int32 `[..., 5, heads]`.
+
+    Cursors of checkpoints and of older versions have no tag.
+    """
+    kept = saved[..., :ROW, :]
+    return np.concatenate([kept, np.full_like(kept[..., :1, :], new())], axis=-2)

@@ -6,9 +6,10 @@ arrays, which are tensors or `.npy` files, and in the item: a directory knows th
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import jax
@@ -17,7 +18,15 @@ import numpy as np
 import torch
 
 import fbuf
-from fbuf.adapter_api import Episodes, check_episodes, encode_tree, resumed, tree_classes
+from fbuf.adapter_api import (
+    Episodes,
+    check_episodes,
+    encode_tree,
+    resumed,
+    tag_of,
+    tree_classes,
+    with_new_tag,
+)
 from fbuf.host import HostStore
 from fbuf_adapters.pytorch import _containers, _dtypes, _tensor_json, _words
 from fbuf_adapters.pytorch._contents import Contents
@@ -35,6 +44,11 @@ _OF_DISK = "ReplayBuffer"
 
 _FIGURES = frozenset(("made_with", "key", "turns", "written", "ahead", "sizes"))
 """Figures without which no run goes on; older ones lack `tensordict` and `seed`."""
+
+_CURSOR = "ring.cursor"
+
+_GENERATION = "index_generation"
+"""The generations of a TensorDict."""
 
 _CPU = torch.device("cpu")
 
@@ -167,6 +181,7 @@ def _figures(contents: Contents) -> dict[str, Any]:
         "batch_size": contents.spec.batch_size,
         "sizes": contents.stream.drawer.sizes.own.get("sample", []),
         "ahead": [batch.take() for batch in waiting],
+        "tag": 0 if stored is None else tag_of(stored.backend.state.ring.cursor),
     }
 
 
@@ -250,12 +265,35 @@ def _resumed(contents: Contents, function: str, run: _Saved) -> tuple[Any, ...]:
     elif stored is not None:  # the other has learned no item yet
         stored = contents.make(stored.learned)
     ahead = map_tensors(figures["ahead"], lambda x: x.to(spec.device), moved_to=spec.device)
+    if stored is not None:  # these batches are of the loaded rows, whose ids have another tag
+        tag = tag_of(stored.backend.state.ring.cursor)
+        ahead = [_renamed(batch, tag - figures.get("tag", 0)) for batch in ahead]
     key = jax.random.wrap_key_data(jnp.asarray(figures["key"]))
     stream = contents.stream.elsewhere(key, figures["turns"], ahead, list(figures["sizes"]))
     # Older figures have the seed in the last word of their key alone.
     seed = figures.get("seed", np.asarray(figures["key"]).reshape(-1)[-1])
     rebuild = [_containers.TENSORDICT] if figures.get("tensordict") and not contents.rebuild else []
     return stored, stream, int(seed), rebuild
+
+
+def _renamed(batch: Any, by: int) -> Any:
+    """Return a batch whose generations are larger by a number, which wraps around in int32."""
+    added = torch.tensor(by, dtype=torch.int64).int()  # keeps the lower half
+
+    def visit(node: Any) -> Any:
+        if isinstance(node, fbuf.Ids):
+            return dataclasses.replace(node, generation=node.generation + added)
+        if not isinstance(node, MutableMapping):
+            return node
+        renamed = copy.copy(node)
+        if isinstance(node, dict):
+            renamed.update({name: _renamed(part, by) for name, part in node.items()})
+        if isinstance(node.get(_GENERATION, None), torch.Tensor):
+            renamed[_GENERATION] = node[_GENERATION] + added
+        return renamed
+
+    is_leaf = lambda node: isinstance(node, fbuf.Ids | MutableMapping)
+    return jax.tree.map(visit, batch, is_leaf=is_leaf)
 
 
 def _check(what: str, figures: Mapping[str, Any], spec: Spec, other: type[Exception]) -> None:
@@ -286,6 +324,8 @@ def _state(
     leaves: list[jax.Array] = []
     for path, like in jax.tree.leaves_with_path(expected):
         tensor = tensors.get(_name(path))
+        if _name(path) == _CURSOR and isinstance(tensor, torch.Tensor) and tensor.ndim == 2:
+            tensor = torch.from_numpy(with_new_tag(tensor.numpy()))
         if (
             tensor is None
             or tuple(tensor.shape) != like.shape
