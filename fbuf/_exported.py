@@ -7,6 +7,7 @@ static fields are written as data, and never as code: nothing in a file is run.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from typing import Any
 
@@ -58,8 +59,9 @@ _CLASSES = (
 )
 
 
+@functools.cache
 def register() -> None:
-    """Register all classes with `jax.export`; call it once."""
+    """Register all classes with `jax.export`. Later calls, as of a module reloaded, do nothing."""
     for kind in _CLASSES:
         names = [field.name for field in dataclasses.fields(kind) if field.metadata.get("static")]
         jax.export.register_pytree_node_serialization(

@@ -9,6 +9,7 @@ import jax
 import jax.core
 import numpy as np
 
+from fbuf.checks.uncompared import Uncompared
 from fbuf.samplers.protocol import Sampler
 from fbuf.storage.ids import ArrayT, Ids
 from fbuf.storage.next_obs import NextObs
@@ -17,8 +18,8 @@ from fbuf.storage.store import Item, Storage
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, repr=False)
-class State(Generic[Item]):
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+class State(Uncompared, Generic[Item]):
     """A replay buffer: one immutable pytree, made by `fbuf.init`.
 
     Carry it through `jit`, `scan`, `vmap` and `shard_map` like any other pytree, and save it like
@@ -106,8 +107,8 @@ def _described(state: State[Any]) -> list[str]:
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Batch(Generic[Item, ArrayT]):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Batch(Uncompared, Generic[Item, ArrayT]):
     """Rows that were read by `fbuf.read` or `fbuf.rows`, in any order. `B` is the number of rows.
 
     Attributes:
@@ -140,7 +141,7 @@ class Batch(Generic[Item, ArrayT]):
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Rollout(Batch[Item, ArrayT]):
     """Rows in the order of time, as read by `fbuf.rollout` and `fbuf.pop`: a `fbuf.Batch`.
 
@@ -168,7 +169,7 @@ class Rollout(Batch[Item, ArrayT]):
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Sample(Batch[Item, ArrayT]):
     """A batch drawn by `fbuf.sample`. `B` is the batch size; shapes never depend on values.
 

@@ -27,7 +27,7 @@ import zlib
 import hypothesis
 import jax
 import pytest
-from support import programs, tags
+from support import programs, tags  # noqa: F401 (gives buffers the tag 0)
 
 pytest_plugins = ["support.adapter_fixtures"]
 
@@ -68,9 +68,6 @@ hypothesis.settings.register_profile(
     "fbuf", deadline=None, derandomize=True, max_examples=40, database=None
 )
 hypothesis.settings.load_profile("fbuf")
-
-
-tags.fix()
 
 
 def pytest_configure(config):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
-from support import inside, restored
+from support import inside, restored, tags
 from support.oracle import told
 from support.pair import Pair, ShardedPair
 
@@ -150,6 +150,12 @@ def test_any_history_over_shards(shape, sampler, autoreset):
         for _ in range(14):
             pair.step(rng, (3, 9), often, odd=True)
             agree(pair, rng)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _generations_wrap_around():
+    with tags.all_of(tags.LARGE):
+        yield
 
 
 SAVED = [n for n, case in enumerate(CASES) if case[1].window > 1]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 from typing import Any
 
 import jax
@@ -42,9 +41,10 @@ def one_buffer(function: str, state: State[Any]) -> None:
         )
     places, tree = jax.tree.flatten_with_path(state)
     kept = 0 if state.next_obs is None else jnp.shape(state.next_obs.owner)[0]
-    expected = _expected(tree, jnp.shape(state.ring.flags), kept, _x64())
-    for (path, leaf), wanted in zip(places, expected, strict=True):
-        refuse_changed(function, jax.tree_util.keystr(path), leaf, wanted)
+    expected = _expected(tree, jnp.shape(state.ring.flags), kept, jnp.result_type(float).itemsize)
+    for path, leaf in places:
+        name = jax.tree_util.keystr(path)
+        refuse_changed(function, name, leaf, expected.get(name, Expected()))
 
 
 def refuse_changed(function: str, path: str, leaf: Any, wanted: Expected) -> None:
@@ -75,24 +75,20 @@ def _narrow(dtype: Any) -> str:
     return _NARROW.get(name, name)
 
 
-def _x64() -> bool:
-    return jnp.result_type(float) == jnp.float64
-
-
 @functools.lru_cache(maxsize=1024)
-def _expected(tree: Any, rows: tuple[int, ...], kept: int, x64: bool) -> list[Expected]:
-    """Return the dtype and shape of each array of a state.
+def _expected(tree: Any, rows: tuple[int, ...], kept: int, widest: int) -> dict[str, Expected]:
+    """Return the dtype and shape of the arrays of a state, by path.
 
     Args:
         tree: The structure of the state.
         rows: The shape of an array of one number a row.
         kept: The number of next observations that are kept aside.
-        x64: Whether JAX has numbers of 64 bits.
+        widest: The bytes of JAX's widest numbers, as its switch has them now.
     """
     state: State[Any] = tree.unflatten(range(tree.num_leaves))
-    old, next_obs, int32 = state.ring, state.next_obs, np.dtype(np.int32)
+    old, next_obs = state.ring, state.next_obs
     if len(rows) != 1:
-        return [Expected()] * tree.num_leaves
+        return {}
     make = lambda: rings.empty(
         *(rows[0], old.num_envs, old.lockstep, old.autoreset),
         follow=old.open is not None,
@@ -100,37 +96,31 @@ def _expected(tree: Any, rows: tuple[int, ...], kept: int, x64: bool) -> list[Ex
         places=old.writes is not None,
     )
     ring, index = jax.eval_shape(lambda: (made := make(), state.sampler.init(made)))
-    parts = [
-        (state.storage, _of_storage(state.storage, rows[0], x64)),
-        (old, jax.tree.map(lambda leaf: Expected(leaf.dtype, leaf.shape), ring)),
-    ]
+    parts: dict[str, Any] = {
+        ".storage": _of_storage(state.storage, rows[0], widest),
+        ".ring": _whole(ring),
+        ".index": jax.tree.map(lambda leaf: Expected(leaf.dtype), index),
+        ".fault": Expected(np.dtype(np.uint32), ()),
+    }
     if next_obs is not None:
-        wanted = dataclasses.replace(
-            next_obs,
-            rows=_of_storage(next_obs.rows, kept, x64),
-            owner=Expected(int32, (kept,)),
-            kept_at=Expected(int32, rows),
-            cursor=Expected(int32, (2, old.heads)),
-        )
-        parts.append((next_obs, wanted))
-    parts.append((state.index, jax.tree.map(lambda leaf: Expected(leaf.dtype), index)))
-    aligned = [_aligned(*part) for part in parts]
-    return [*itertools.chain(*aligned), Expected(np.dtype(np.uint32), ())]
+        parts[".next_obs.rows"] = _of_storage(next_obs.rows, kept, widest)
+        for name, shape in (("owner", (kept,)), ("kept_at", rows), ("cursor", (2, old.heads))):
+            parts[f".next_obs.{name}"] = Expected(np.dtype(np.int32), shape)
+    return {
+        prefix + jax.tree_util.keystr(path): leaf
+        for prefix, part in parts.items()
+        for path, leaf in jax.tree.leaves_with_path(part)
+    }
 
 
-def _of_storage(storage: Any, rows: int, x64: bool) -> Any:
-    """Return what the arrays of a storage are; of rows that lie elsewhere, nothing is known."""
-    known = isinstance(storage, Storage) and (
-        x64 or all(field.dtype.itemsize < 8 for field in storage.layout.fields)
-    )
-    if not known:
-        return jax.tree.map(lambda _: Expected(), storage)
-    spec = store.spec(storage.layout, rows)
-    return jax.tree.map(lambda leaf: Expected(leaf.dtype, leaf.shape), spec)
+def _of_storage(storage: Any, rows: int, widest: int) -> Any:
+    """Return what the arrays of a storage are; nothing if its rows lie elsewhere, or are cut."""
+    if not isinstance(storage, Storage) or any(
+        field.dtype.itemsize > widest for field in storage.layout.fields
+    ):
+        return None
+    return _whole(store.spec(storage.layout, rows))
 
 
-def _aligned(part: Any, wanted: Any) -> list[Expected]:
-    """Return what is wanted of each array of a part; anything where the structures differ."""
-    leaves, tree = jax.tree.flatten(part)
-    found, same = jax.tree.flatten(wanted)
-    return found if same == tree else [Expected()] * len(leaves)
+def _whole(tree: Any) -> Any:
+    return jax.tree.map(lambda leaf: Expected(leaf.dtype, leaf.shape), tree)

@@ -8,16 +8,19 @@ import jax
 import jax.core
 import jax.numpy as jnp
 import jaxlib.version
+import numpy as np
 from jax.sharding import Mesh
 
 from fbuf.checks import sizes
 from fbuf.checks import values as check
 from fbuf.dispatch import flax, parse
+from fbuf.mesh.processes import agreed_tag
 from fbuf.mesh.state import ShardedState
 from fbuf.ops.init import maker
 from fbuf.samplers.planned import PlannedSampler
 from fbuf.samplers.protocol import Sampler
 from fbuf.samplers.uniform import Uniform
+from fbuf.storage import tags
 from fbuf.storage.episodes import Autoreset
 from fbuf.storage.store import Item
 
@@ -102,14 +105,26 @@ def init(
     _refuse_empty(one.storage.item)
     check_room(name, mesh, sizes.nbytes(one) * here)
 
-    def block() -> Any:
+    def block(tag: jax.Array) -> Any:
         """Return the shards of one device."""
-        return jax.tree.map(lambda leaf: jnp.concatenate([jnp.atleast_1d(leaf)] * here), make(each))
+        one = make(each, tag)
+        return jax.tree.map(lambda leaf: jnp.concatenate([jnp.atleast_1d(leaf)] * here), one)
 
-    made = jax.shard_map(block, mesh=mesh, in_specs=(), out_specs=jax.P(axis))
+    made = jax.shard_map(block, mesh=mesh, in_specs=jax.P(axis), out_specs=jax.P(axis))
     # Shapes and dtypes alone: inside `jax.set_mesh` the leaves also have their layout on the mesh.
     leaves = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(one)]
-    return ShardedState(jax.jit(made)(), mesh, axis, shards, tuple(leaves))
+    blocks = jax.jit(made)(_tags(mesh, axis))
+    return ShardedState(blocks, mesh, axis, shards, tuple(leaves))
+
+
+def _tags(mesh: Mesh, axis: str) -> jax.Array:
+    """Return a tag for the shards of each device along an axis: int32 `[devices]`."""
+    tag, devices = tags.new(), mesh.shape[axis]
+    if not isinstance(tag, int):
+        return jnp.broadcast_to(tag, devices)
+    whole = np.full(devices, agreed_tag(mesh), np.int32)
+    sharding = jax.NamedSharding(mesh, jax.P(axis))
+    return jax.make_array_from_callback(whole.shape, sharding, whole.__getitem__)
 
 
 def _shards(shards: Any, devices: int, axis: str) -> int:

@@ -20,7 +20,7 @@ from fbuf.checks.warn import warn
 from fbuf.dispatch import parse
 from fbuf.mesh.init import axis_of
 from fbuf.mesh.per_device import refuse_set_mesh
-from fbuf.mesh.processes import all_have, all_say, is_alone
+from fbuf.mesh.processes import agreed_tag, all_have, all_say, is_alone
 from fbuf.mesh.reshard import check_shards, latest_lap, regrouping
 from fbuf.mesh.shards import assembled
 from fbuf.mesh.split import cut_episodes
@@ -29,6 +29,7 @@ from fbuf.ops.init import init
 from fbuf.ops.load import Episodes, as_damage, read
 from fbuf.samplers.protocol import Sampler
 from fbuf.state import State
+from fbuf.storage import tags
 
 
 class ShardedCheckpoint(NamedTuple):
@@ -109,11 +110,13 @@ def load(
             f"fbuf.{name}: there is no checkpoint of a sharded buffer in {folder}"
             + (f", but one{plain}" if plain else "")
         )
+    tag = agreed_tag(mesh)
     for number in reversed(known):
         failure: CheckpointError | None = None
         found: ShardedCheckpoint | None = None
         try:
-            found = _read(folder, number, mesh, axis, item, sampler, extra, shards)
+            with tags.alike(tag):
+                found = _read(folder, number, mesh, axis, item, sampler, extra, shards)
         except Mismatch:
             all_have(False, alone)
             raise

@@ -6,6 +6,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from fbuf.storage import tags
+
 
 def is_alone(function: str, mesh: Mesh) -> bool:
     """Tell whether a mesh has devices of this process only.
@@ -43,3 +45,17 @@ def all_say(numbers: np.ndarray, alone: bool) -> np.ndarray:
 def all_have(well: bool, alone: bool) -> bool:
     """Tell whether all processes give True. All processes must call it."""
     return bool(all_say(np.array([well], np.int64), alone).all())
+
+
+def agreed_tag(mesh: Mesh) -> int:
+    """Return a tag for a buffer over a mesh, the same in all its processes.
+
+    All processes must call it. Those of a mesh that leaves some of them out cannot agree: it is 0.
+    """
+    processes = {device.process_index for device in mesh.devices.flat}
+    own = int(tags.new())
+    if processes == {jax.process_index()}:
+        return own
+    if len(processes) < jax.process_count():
+        return 0
+    return int(all_say(np.array([own], np.int64), alone=False)[0, 0])

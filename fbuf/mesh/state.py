@@ -9,13 +9,14 @@ import jax
 import jax.core
 from jax.sharding import Mesh, PartitionSpec
 
+from fbuf.checks.uncompared import Uncompared
 from fbuf.state import State
 from fbuf.storage.store import Item
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, repr=False)
-class ShardedState(Generic[Item]):
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+class ShardedState(Uncompared, Generic[Item]):
     """One replay buffer over a mesh, made by `fbuf.sharded.init`: an immutable pytree.
 
     It is made of shards, each a buffer of its own. Every array of `blocks` has the arrays of all
@@ -98,8 +99,8 @@ class ShardedState(Generic[Item]):
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class ShardedIds:
+@dataclasses.dataclass(frozen=True, eq=False)
+class ShardedIds(Uncompared):
     """Names of rows over a mesh: the shard, and the id in it.
 
     Attributes:
@@ -117,8 +118,8 @@ class ShardedIds:
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class ShardedSample(Generic[Item]):
+@dataclasses.dataclass(frozen=True, eq=False)
+class ShardedSample(Uncompared, Generic[Item]):
     """A batch drawn by `fbuf.sharded.sample`.
 
     Its leaves lie on the mesh along the axis of the state: each device has an equal part of the `B`

@@ -114,10 +114,10 @@ def maker(
     next_of: str | None,
     max_ends: int | None,
     shards: int = 1,
-) -> Callable[[int], State[Any]]:
-    """Check options of `init`, and return a function that makes such a buffer of a capacity.
+) -> Callable[..., State[Any]]:
+    """Check options of `init`, and return a function that makes such a buffer.
 
-    The buffer is one of `shards` of a buffer over a mesh.
+    It takes a capacity, and perhaps a tag. The buffer is one of `shards` of a buffer over a mesh.
     """
     check.instance("init", "sampler", sampler, Sampler, "fbuf.Uniform()")
     num_envs = _environments(num_envs, capacity, lockstep)
@@ -141,11 +141,12 @@ def maker(
             )
         max_ends = check.integer("init", "max_ends", max_ends, capacity)
 
-    def make(capacity: int) -> State[Any]:
+    def make(capacity: int, tag: Any = None) -> State[Any]:
         follow = sampler.follows_episodes
         places = sampler.places
         ring = rings.empty(
-            *(capacity, num_envs, lockstep, autoreset, follow, shards, places), tag=tags.new()
+            *(capacity, num_envs, lockstep, autoreset, follow, shards, places),
+            tag=tags.new() if tag is None else tag,
         )
         return of_ring(specs, ring, sampler, next_of, max_ends)
 

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from fbuf.checks import values as check
+from fbuf.checks.uncompared import Uncompared
 from fbuf.dispatch.call import operation, require_state
 from fbuf.ops.sample import CHECKS, drawn
 from fbuf.samplers import random_bits, weights
@@ -23,8 +24,8 @@ from fbuf.views.protocol import Data, View
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class MixedSample(Generic[Item]):
+@dataclasses.dataclass(frozen=True, eq=False)
+class MixedSample(Uncompared, Generic[Item]):
     """A batch drawn by `fbuf.sample_mixed`: the draws of the first buffer, then those of the next.
 
     Attributes:

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from typing_extensions import TypeVar
 
+from fbuf.checks.uncompared import Uncompared
+
 ArrayT = TypeVar("ArrayT", default=jax.Array)
 """The arrays of a batch: of JAX, or tensors of PyTorch once the batch has crossed."""
 
@@ -17,8 +19,8 @@ NO_SLOT = -1
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Ids(Generic[ArrayT]):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Ids(Uncompared, Generic[ArrayT]):
     """Names of rows: the slot, and the generation that tells a row from later rows in that slot.
 
     Attributes:

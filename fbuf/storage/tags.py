@@ -6,7 +6,11 @@ names no row here. To compare a tag costs nothing: it is a part of the generatio
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
+import itertools
 import secrets
+from collections.abc import Generator
 
 import jax
 import jax.core
@@ -17,20 +21,44 @@ from jax import lax
 ROW = 4
 """The row of a ring's cursor that holds the tag. A checkpoint has the rows before it."""
 
+_SPREAD = 0x9E3779B9
+"""The golden ratio of 2**32: its multiples lie far from each other."""
+
 MOST_LAPS = 2**16
 """The laps that an id may be late. An id of more was made for another buffer."""
+
+
+_agreed: contextvars.ContextVar[int | None] = contextvars.ContextVar("_agreed", default=None)
+"""The tag of all new buffers, while it is not None."""
+
+_traced = itertools.count()
+"""The number of the next tag that a compiled program makes."""
 
 
 def new() -> jax.Array | int:
     """Return a tag for a new buffer: int32.
 
-    A compiled program draws one each time it runs. Then the compiler's own generator serves, which
-    needs no key, and tells two runs of one program apart.
+    A compiled program makes one each time it runs. The compiler's own generator needs no key, and
+    tells two runs of one program apart. It begins alike in each program, so they have numbers.
     """
+    if (agreed := _agreed.get()) is not None:
+        return agreed
     if not isinstance(jnp.zeros(()), jax.core.Tracer):
         return secrets.randbits(32) - 2**31
+    # All processes of a cluster must compile the same program, and one of them may have made more.
+    number = next(_traced) if jax.process_count() == 1 else 0
     bits = lax.rng_uniform(jnp.uint32(0), jnp.uint32(2**32 - 1), ())
-    return lax.bitcast_convert_type(bits, jnp.int32)
+    return lax.bitcast_convert_type(bits + jnp.uint32(number * _SPREAD % 2**32), jnp.int32)
+
+
+@contextlib.contextmanager
+def alike(tag: int) -> Generator[None]:
+    """Give all new buffers one tag: they are shards of one buffer, in several processes."""
+    token = _agreed.set(tag)
+    try:
+        yield
+    finally:
+        _agreed.reset(token)
 
 
 def of(cursor: jax.Array) -> int:

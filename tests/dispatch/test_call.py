@@ -522,19 +522,6 @@ def test_an_attribute_of_numbers_is_no_field(field):
         fbuf.init(jnp.float32(0), 4, next_of=field)
 
 
-def test_no_gradient_flows_through_a_buffer():
-    item = {"narrow": jnp.zeros(2), "wide": jnp.zeros(600)}
-
-    def loss(x):
-        state = fbuf.init(item, 4)
-        state = fbuf.add(state, {"narrow": jnp.ones((2, 2)) * x, "wide": jnp.ones((2, 600)) * x})
-        batch = fbuf.sample(state, KEY, 4)
-        return (batch.data["narrow"].sum() + batch.data["wide"].sum()) * x
-
-    value, slope = jax.jit(jax.value_and_grad(loss))(2.0)
-    assert float(slope) == float(value) / 2
-
-
 @pytest.mark.parametrize("size", [1.0, True, np.float32(1), jnp.int32(1)])
 def test_what_equals_a_static_argument_is_checked_all_the_same(size):
     """The program of an int is there, and 1.0 and True are the same number."""

@@ -7,7 +7,7 @@ import math
 
 from support import tags
 
-BAD_PRIORITY, OUT_OF_RANGE, STALE = 1, 2, 4
+BAD_PRIORITY, OUT_OF_RANGE, STALE, FOREIGN = 1, 2, 4, 512
 NOT_FOLLOWED = 128 | 256
 """Faults of what the rows hold, and of a moment between two adds. The rows of most histories are
 made up: no row begins where the row before led to. These faults have tests of their own."""
@@ -220,7 +220,8 @@ class Oracle:
                 continue
             row = self.at(slot)
             if row is None or row.removed or row.dummy or row.generation != generation:
-                self.fault |= STALE
+                late = self.generation(0, len(self.lanes[0])) - generation
+                self.fault |= STALE if late % 2**32 < 2**15 else FOREIGN
             else:
                 found[-1] = row
         return found

@@ -1,24 +1,30 @@
-"""One tag for the buffers of most tests, so that ids can be told beforehand."""
+"""The tag of the buffers in tests: 0, so that ids can be written down; or what users have."""
 
 import contextlib
+import functools
 
 from fbuf.storage import tags
 
-TAG = 2**31 - 3
-"""The tag: after two laps generations wrap around."""
+LARGE = 2**31 - 3
+"""A tag with which generations wrap around after two laps."""
 
-_random = tags.new
-
-
-def fix():
-    """Give every buffer of this process the tag."""
-    tags.new = lambda: TAG
+random = tags.new
 
 
 @contextlib.contextmanager
 def as_users_have_them():
     """Give new buffers random tags."""
-    fixed, tags.new = tags.new, _random
+    fixed, tags.new = tags.new, random
+    try:
+        yield
+    finally:
+        tags.new = fixed
+
+
+@contextlib.contextmanager
+def all_of(tag):
+    """Give new buffers this tag."""
+    fixed, tags.new = tags.new, functools.partial(int, tag)
     try:
         yield
     finally:
@@ -27,4 +33,7 @@ def as_users_have_them():
 
 def generation(lap):
     """The generation of rows of a lap, int32 as JAX adds it."""
-    return (TAG + lap + 2**31) % 2**32 - 2**31
+    return (tags.new() + lap + 2**31) % 2**32 - 2**31
+
+
+tags.new = functools.partial(int, 0)

@@ -1,0 +1,19 @@
+"""Trees of arrays, which `==` does not compare: arrays have no one truth value."""
+
+from __future__ import annotations
+
+
+class Uncompared:
+    """A class of arrays whose `==` says what compares two of its objects."""
+
+    def __eq__(self, other: object) -> bool:
+        """Refuse to compare with an object of the same class."""
+        if type(other) is not type(self):
+            return NotImplemented
+        name = type(self).__name__
+        of_rows = "what two buffers hold: give it fbuf.rows(state).data of each"
+        compares = of_rows if name == "State" else "all arrays of two of them, and names what differs"
+        raise TypeError(
+            f"== does not compare two objects of {name}, which are trees of arrays; "
+            f"chex.assert_trees_all_equal(one, other) compares {compares}"
+        )
