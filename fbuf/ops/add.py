@@ -94,7 +94,10 @@ def add(
     Raises:
         ValueError: When traced, if a shape or the tree does not fit, or if the batch is empty. Also
             if you give `priority` or `alpha`, and the sampler keeps no priorities.
-        TypeError: When traced, if a dtype does not fit.
+        TypeError: When traced, if a dtype does not fit. Also if rows or next observations are
+            differentiated: no gradient goes through a buffer, and it would be 0. If none is wanted,
+            give `jax.lax.stop_gradient(items)`. Also if other code has changed the arrays of
+            `state`, such as a cast of a tree that holds it.
         RuntimeError: If `state` has been consumed.
 
     Faults:

@@ -3,6 +3,7 @@
     from fbuf_adapters import flashbax as fbx
 
 The arguments, the shapes and the meaning are those of flashbax 0.1.3, which need not be installed.
+One thing differs: no gradient goes through a buffer, so rows that are differentiated are refused.
 `state.buffer` is the `fbuf.State`, for `fbuf.save`, `fbuf.stats` and the like.
 """
 
