@@ -12,7 +12,9 @@ class Uncompared:
             return NotImplemented
         name = type(self).__name__
         of_rows = "what two buffers hold: give it fbuf.rows(state).data of each"
-        compares = of_rows if name == "State" else "all arrays of two of them, and names what differs"
+        compares = (
+            of_rows if name == "State" else "all arrays of two of them, and names what differs"
+        )
         raise TypeError(
             f"== does not compare two objects of {name}, which are trees of arrays; "
             f"chex.assert_trees_all_equal(one, other) compares {compares}"

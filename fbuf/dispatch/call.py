@@ -27,7 +27,6 @@ from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.core
-import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 from jax.tree_util import tree_leaves
 

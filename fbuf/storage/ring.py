@@ -287,8 +287,8 @@ class Ring:
         same = self.holds(slot) & (ids.generation == now)
         flags = read_rows(self.flags, slot.reshape(-1)).reshape(slot.shape)
         live = inside & same & (flags & REMOVED == 0)
-        # Unsigned: so a lap that is still to come is as far off as another tag.
-        late = now.astype(jnp.uint32) - ids.generation.astype(jnp.uint32)
+        # Unsigned: laps to come, but for the next one, are as far off as another tag.
+        late = (now + 1).astype(jnp.uint32) - ids.generation.astype(jnp.uint32)
         own = late <= tags.MOST_LAPS
         return Found(
             live,

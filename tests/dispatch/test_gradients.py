@@ -14,7 +14,9 @@ KEY = jax.random.key(0)
 
 
 def rows(x):
-    scaled = {name: jnp.ones((4, *jnp.shape(leaf)), jnp.result_type(leaf)) for name, leaf in ITEM.items()}
+    scaled = {
+        name: jnp.ones((4, *jnp.shape(leaf)), jnp.result_type(leaf)) for name, leaf in ITEM.items()
+    }
     return scaled | {"narrow": scaled["narrow"] * x}
 
 

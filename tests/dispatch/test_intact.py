@@ -73,7 +73,9 @@ CALLS = {
 
 def refused(call, state, change):
     """The message of a call with a changed state."""
-    with pytest.raises(TypeError, match="Code that maps over a tree has changed the buffer") as error:
+    with pytest.raises(
+        TypeError, match="Code that maps over a tree has changed the buffer"
+    ) as error:
         call(change(state))
     return str(error.value)
 
@@ -124,7 +126,9 @@ def test_priorities_alone_are_floats():
 def test_kept_next_observations_count():
     state = filled(fbuf.Uniform(), next_of="wide")
     change = lambda s: s.__class__(**(vars(s) | {"next_obs": cast(s.next_obs)}))
-    assert "state.next_obs.rows.wide[0]" in refused(fbuf.size, jax.tree.map(jnp.copy, state), change)
+    assert "state.next_obs.rows.wide[0]" in refused(
+        fbuf.size, jax.tree.map(jnp.copy, state), change
+    )
 
 
 def test_over_a_mesh():
@@ -156,9 +160,9 @@ def test_equality_says_what_compares():
     over_mesh = sharded.init(0.0, 8, mesh=mesh)
     for one in (state, batch, batch.ids, fbuf.rows(state), fbuf.rollout(state), over_mesh):
         with pytest.raises(TypeError, match=f"two objects of {type(one).__name__}.*chex"):
-            assert one == one  # noqa: PLR0124
+            assert one == one
         with pytest.raises(TypeError, match="chex"):
-            assert one != one  # noqa: PLR0124
+            assert one != one
         assert one != 3
         assert one in [one]
         with pytest.raises(TypeError, match="unhashable"):
