@@ -11,10 +11,9 @@ class Uncompared:
         if type(other) is not type(self):
             return NotImplemented
         name = type(self).__name__
-        of_rows = "what two buffers hold: give it fbuf.rows(state).data of each"
-        compares = (
-            of_rows if name == "State" else "all arrays of two of them, and names what differs"
-        )
+        compares = "all arrays of both, and names what differs"
+        if name == "State":
+            compares = "what two buffers hold: give it fbuf.rows(state).data of each"
         raise TypeError(
             f"== does not compare two objects of {name}, which are trees of arrays; "
             f"chex.assert_trees_all_equal(one, other) compares {compares}"

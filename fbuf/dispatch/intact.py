@@ -1,8 +1,8 @@
 """Checks that a state still has the arrays of a buffer.
 
-A state is a pytree. So code that maps over a whole training state changes its buffer, too: a cast to
-bfloat16, an average of weights. Each program looks at dtypes and shapes while it is traced, and at
-run time that costs nothing.
+A state is a pytree. So code that maps over a whole training state changes its buffer, too, such as
+a cast to bfloat16, or an average of weights. Each program looks at dtypes and shapes while it is
+traced. At run time the check costs nothing.
 """
 
 from __future__ import annotations
