@@ -28,7 +28,7 @@ def check_shapes(found: Manifest, like: State[Any]) -> None:
         found: The manifest.
         like: The buffer that its configuration makes; shapes and dtypes.
     """
-    shapes = writer.by_path(jax.eval_shape(writer.small, like))
+    shapes = writer.by_path(writer.saved(like))
     expected = {name: tree_json.array(leaf.shape, leaf.dtype) for name, leaf in shapes.items()}
     if expected != found.index:
         raise CheckpointError(

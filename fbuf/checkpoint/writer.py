@@ -106,7 +106,7 @@ def prepare(
     carried = lineage.of_state(state)
     base = incremental.find_base(folder, numbers, carried, described)
     save_id = lineage.new_id(carried)
-    index = jax.device_get(by_path(_copied(state)))
+    index = jax.device_get(by_path(_copied(small(state))))
     index[lineage.CURSOR] = lineage.named(index[lineage.CURSOR], save_id)
     places, stores = incremental.places(state, index, base), row_ranges.of_state(state)
     new_files = _NewFiles(number, now)
@@ -326,19 +326,29 @@ def _whole(array: np.ndarray) -> RowBlock:
 
 
 @jax.jit
-def _copied(state: State[Any]) -> Any:
-    return jax.tree.map(jnp.copy, small(state))
+def _copied(tree: Any) -> Any:
+    return jax.tree.map(jnp.copy, without_tag(tree))
+
+
+def without_tag(tree: Any) -> Any:
+    """Return a buffer without its tag, which is not saved: each load gives it another one."""
+    ring = dataclasses.replace(tree.ring, cursor=tree.ring.cursor[: tags.ROW])
+    return dataclasses.replace(tree, ring=ring)
+
+
+def saved(state: State[Any]) -> Any:
+    """Return the shapes of what is saved of a buffer beside its stores."""
+    return jax.eval_shape(lambda state: without_tag(small(state)), state)
 
 
 def small(state: State[Any]) -> Any:
-    """Return a buffer without its stores, and without its tag: each load gives it another one."""
+    """Return a buffer without its stores."""
     kept = state.next_obs
     if kept is not None:
         lanes = state.ring.lanes
         arrays = (kept.rows.words, *kept.rows.wide)
         kept = (dataclasses.replace(kept, rows=None), [array[:lanes] for array in arrays])
-    ring = dataclasses.replace(state.ring, cursor=state.ring.cursor[: tags.ROW])
-    return dataclasses.replace(state, storage=None, next_obs=kept, ring=ring)
+    return dataclasses.replace(state, storage=None, next_obs=kept)
 
 
 def by_path(tree: Any) -> dict[str, Any]:
