@@ -199,6 +199,8 @@ def appended(
         index, _ = new.sampler.take_over(
             index, new.ring, nothing, of.state.sampler, of.state.index, nothing * 0
         )
+        if isinstance(of, Dealt) or of.first == 0:  # the lanes of a shard may go to several
+            index = new.sampler.take_counts(index, of.state.sampler, of.state.index)
     new = dataclasses.replace(new, index=index)
     most = min(max(_longest(of) for of in sources), step_rows)
     steps = min(most, max(_ROWS // lanes, 1))

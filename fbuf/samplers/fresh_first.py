@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fbuf.checks import values as check
-from fbuf.samplers import random_bits, start_index, starts
+from fbuf.samplers import fresh_order, random_bits, start_index, starts
 from fbuf.samplers.limited import Limited
 from fbuf.samplers.planned import Plan, PlannedSampler
 from fbuf.samplers.protocol import Draw, Sampler, Scalar, Step
@@ -18,7 +18,6 @@ from fbuf.samplers.uniform import Uniform
 from fbuf.samplers.windows import Window
 from fbuf.samplers.wrapper import Wrapper
 from fbuf.storage.ring import Ring, Span
-from fbuf.trees import bit_tree
 from fbuf.xla.across import largest
 
 _TURN = 3
@@ -31,16 +30,14 @@ class FreshIndex:
     """The fresh starts, and the index of the sampler of all other draws.
 
     Attributes:
-        fresh: The starts that no batch had yet.
+        fresh: The starts that no batch had yet, also those whose windows have only begun.
         missed: int32 scalar; how many starts were overwritten before a batch had them.
-        served: int32 scalar; the slot behind the start that was served last.
         others: The index of the other sampler.
         lanes: The number of lanes of the buffer; static.
     """
 
     fresh: StartIndex
     missed: jax.Array
-    served: jax.Array
     others: Any
     lanes: int = dataclasses.field(metadata={"static": True})
 
@@ -205,16 +202,16 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
                 f"fbuf.init: FreshFirst(every={self.every}) must divide the length of a lane, "
                 f"{ring.lane_length} rows; take another capacity, or another number of steps"
             )
-        fresh = StartIndex(bit_tree.empty(ring.capacity), jnp.int32(0))
-        others = self.sampler.init(ring)
-        return FreshIndex(fresh, jnp.int32(0), jnp.int32(0), others, ring.lanes)
+        fresh = fresh_order.empty(ring)
+        return FreshIndex(fresh, jnp.int32(0), self.sampler.init(ring), ring.lanes)
 
     def add(
         self, index: FreshIndex, ring: Ring, span: Span, priority: jax.Array | None, alpha: Scalar
     ) -> tuple[FreshIndex, jax.Array]:
         """Mark the new starts as fresh, and count the fresh ones that were overwritten."""
-        fresh, change = start_index.add(index.fresh, ring, span, self._fresh_window)
-        lost = starts.int32_sum(change.evicted) + _never_stored(ring, span)
+        window = self._fresh_window
+        fresh, change = start_index.add(index.fresh, ring, span, window)
+        lost = starts.int32_sum(change.evicted) + starts.overwritten_at_once(ring, span, window)
         others, faults = self.sampler.add(index.others, ring, span, priority, alpha)
         missed = _counted(index.missed, lost)
         return dataclasses.replace(index, fresh=fresh, missed=missed, others=others), faults
@@ -248,20 +245,29 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
         others, faults = self.sampler.take_over(
             index.others, ring, slots, other.sampler, old.others, old_slots
         )
-        fresh, missed = index.fresh, index.missed
-        window = self._fresh_window
+        fresh, window = index.fresh, self._fresh_window
+        if not _alike(window, other._fresh_window):  # its batches had other windows
+            return dataclasses.replace(index, others=others), faults
         for earlier, found, there in starts.of_moved_rows(ring, slots, window):
             # A stride may begin at other steps now. A start then stands for the last old one.
             into = (old_slots // old.lanes - earlier) % other.stride
             before = (old_slots - (earlier + into) * old.lanes) % old.fresh.bits.capacity
-            had = ~bit_tree.read(old.fresh.bits, before) & bit_tree.read(fresh.bits, found)
+            waits = start_index.is_start(old.fresh, start_index.place(old.fresh, before, old.lanes))
+            had = start_index.is_start(fresh, start_index.place(fresh, found, ring.lanes)) & ~waits
             fresh = start_index.retire(fresh, ring, jnp.where(had & there, found, ring.capacity))
-        missed = jnp.maximum(missed, old.missed)  # the same in each of several calls
-        return dataclasses.replace(index, fresh=fresh, missed=missed, others=others), faults
+        return dataclasses.replace(index, fresh=fresh, others=others), faults
+
+    def take_counts(self, index: FreshIndex, other: Sampler, old: Any) -> FreshIndex:
+        """Add the starts that another buffer has missed; those of two buffers are their sum."""
+        if not isinstance(other, FreshFirst):
+            return index
+        return dataclasses.replace(index, missed=_counted(index.missed, old.missed))
 
     def resized(self, index: FreshIndex, old: FreshIndex) -> FreshIndex:
         """Count the fresh starts that did not fit as missed."""
-        left = jnp.maximum(_count(old) - _count(index), 0)
+        before, now = old.fresh.total, index.fresh.total
+        assert before is not None
+        left = before if now is None else jnp.maximum(before - now, 0)
         others = self.sampler.resized(index.others, old.others)
         return dataclasses.replace(index, missed=_counted(index.missed, left), others=others)
 
@@ -280,7 +286,7 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
 
     def can_sample(self, index: FreshIndex, ring: Ring) -> jax.Array:
         """Return whether there is a fresh start, or another row to draw."""
-        return (_count(index) > 0) | self.sampler.can_sample(index.others, ring)
+        return (self._count(index, ring) > 0) | self.sampler.can_sample(index.others, ring)
 
     def draw(
         self,
@@ -296,7 +302,7 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
             return PlannedSampler.draw(self, index, ring, key, batch_size, beta, step)
         drawn = self.sampler.draw(index.others, ring, key, batch_size, beta, None)
         position = jnp.arange(batch_size, dtype=jnp.int32)
-        is_fresh = position < self._in_batch(_count(index)[None], batch_size)
+        is_fresh = position < self._in_batch(self._count(index, ring)[None], batch_size)
         found = self._oldest(index, ring, is_fresh, position)
         slots = jnp.where(is_fresh, found, drawn.slots)
         return _together(drawn, slots, is_fresh, ())
@@ -305,8 +311,8 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
         """Have the fresh starts of a batch be fresh no more."""
         size = draw.slots.shape[0]
         position = jnp.arange(size, dtype=jnp.int32)
-        served = (position < self._in_batch(_count(index)[None], size)) & draw.mask
-        return self._served(index, ring, draw.slots, served)
+        is_fresh = position < self._in_batch(self._count(index, ring)[None], size)
+        return self._served(index, ring, draw.slots, is_fresh & draw.mask)
 
     def note_picks(
         self, index: FreshIndex, ring: Ring, picks: FreshPicks, there: jax.Array
@@ -318,7 +324,8 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
 
     def shard_totals(self, index: FreshIndex, ring: Ring) -> FreshTotals:
         """Count the fresh starts."""
-        return FreshTotals(_count(index), self._planned.shard_totals(index.others, ring))
+        others = self._planned.shard_totals(index.others, ring)
+        return FreshTotals(self._count(index, ring), others)
 
     def plan(
         self,
@@ -379,8 +386,12 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
 
     def stats(self, index: FreshIndex, ring: Ring) -> dict[str, jax.Array]:
         """Count the fresh starts and the missed ones, beside the figures of the sampler."""
-        own = {"fresh": _count(index), "missed": index.missed}
+        own = {"fresh": self._count(index, ring), "missed": index.missed}
         return own | self.sampler.stats(index.others, ring)
+
+    def _count(self, index: FreshIndex, ring: Ring) -> jax.Array:
+        """Count the fresh starts: int32 scalar."""
+        return fresh_order.count(index.fresh, ring, self._fresh_window)
 
     def _in_batch(self, counts: jax.Array, batch_size: int | None) -> jax.Array:
         """Return how many fresh starts of `[S]` shards a batch has: int32 scalar."""
@@ -393,42 +404,25 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
         self, index: FreshIndex, ring: Ring, wanted: jax.Array, ranks: jax.Array
     ) -> jax.Array:
         """Find fresh starts by their place, oldest first; where none is wanted, any slot."""
-        # Lanes with heads of their own have no common order: there the turn goes around.
-        first = ring.head if ring.heads == 1 else index.served[None]
-        before = bit_tree.rank(index.fresh.bits, first)
-        ranks = start_index.around(before, jnp.where(wanted, ranks, 0), _count(index))
-        position = jnp.arange(wanted.shape[0], dtype=jnp.int32)
-        last = jnp.max(jnp.where(wanted, position + 1, 0))
-        return bit_tree.select_first(index.fresh.bits, ranks, last)
+        return fresh_order.oldest(index.fresh, ring, self._fresh_window, wanted, ranks)
 
     def _served(
         self, index: FreshIndex, ring: Ring, slots: jax.Array, served: jax.Array
     ) -> FreshIndex:
         """Return the index once these fresh starts, none twice, were drawn."""
-        position = jnp.arange(slots.shape[0], dtype=jnp.int32)
-        last = slots[jnp.argmax(jnp.where(served, position, -1))] + 1
-        behind = jnp.where(served.any(), last, index.served)
-        gone = jnp.where(served, slots, ring.capacity)
-        fresh = start_index.retire(index.fresh, ring, gone)
-        return dataclasses.replace(index, fresh=fresh, served=behind)
+        fresh = start_index.retire(index.fresh, ring, jnp.where(served, slots, ring.capacity))
+        return dataclasses.replace(index, fresh=fresh)
 
 
-def _count(index: FreshIndex) -> jax.Array:
-    """Count the fresh starts: int32 scalar."""
-    assert index.fresh.total is not None
-    return index.fresh.total
+def _alike(one: Window, other: Window) -> bool:
+    """Tell whether the same rows begin windows in two buffers, but for the stride."""
+    return dataclasses.replace(one, stride=1) == dataclasses.replace(other, stride=1)
 
 
 def _counted(missed: jax.Array, more: jax.Array) -> jax.Array:
     """Return a count with some more, at most the largest int32."""
     total = missed.astype(jnp.uint32) + more.astype(jnp.uint32)
     return jnp.minimum(total, jnp.iinfo(jnp.int32).max).astype(jnp.int32)
-
-
-def _never_stored(ring: Ring, span: Span) -> jax.Array:
-    """Count the rows of an add that was larger than the buffer, which were not kept."""
-    room = ring.head_capacity
-    return starts.int32_sum(jnp.maximum(span.count, room) - room)
 
 
 def _dealt(counts: jax.Array, total: jax.Array, key: jax.Array) -> jax.Array:

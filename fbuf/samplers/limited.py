@@ -273,6 +273,13 @@ class Limited(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatibleVar
             index = self._retired(index, ring, jnp.where(gone & there, start, ring.capacity))
         return index, faults
 
+    def take_counts(self, index: LimitedIndex, other: Sampler, old: Any) -> LimitedIndex:
+        """Have the sampler add the counts of that of another buffer."""
+        if not isinstance(other, Limited):
+            return index
+        others = self.sampler.take_counts(index.others, other.sampler, old.others)
+        return dataclasses.replace(index, others=others)
+
     def resized(self, index: LimitedIndex, old: LimitedIndex) -> LimitedIndex:
         """Have the sampler look at what did not fit."""
         return dataclasses.replace(index, others=self.sampler.resized(index.others, old.others))
@@ -412,7 +419,11 @@ class Limited(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatibleVar
         """Count the starts that are left, beside the figures of the sampler."""
         total = index.lives.live.total
         assert total is not None
-        return {"live": total} | self.sampler.stats(index.others, self._seen(index, ring))
+        found = {"live": total} | self.sampler.stats(index.others, self._seen(index, ring))
+        if self.max_age is not None and "missed" in found:
+            # No row is missed: before it is overwritten it has grown too old, however adds are cut.
+            found["missed"] = jnp.zeros_like(found["missed"])
+        return found
 
     def _seen(self, index: LimitedIndex, ring: Ring) -> Ring:
         """Return the ring as the sampler sees it: retired rows count as removed."""

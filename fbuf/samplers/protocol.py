@@ -213,6 +213,15 @@ class Sampler(CurrentNames, Listed):
         """
         return index, jnp.zeros(slots.shape, jnp.uint32)
 
+    def take_counts(self, index: Index, other: Sampler, old: Index) -> Index:
+        """Add what another buffer's index has counted since it was made, for `stats`.
+
+        `fbuf.resize`, `fbuf.extend` and `fbuf.split` call it once, before they add the rows of that
+        buffer. Over a mesh, each old shard is added to one new shard. By default nothing is added.
+        `other` and `old` are as for `take_over`.
+        """
+        return index
+
     def check_field(self, name: str, spec: jax.ShapeDtypeStruct) -> None:
         """Raise `TypeError` if a field is of another shape or dtype than the sampler looks at."""
 

@@ -25,11 +25,15 @@ from fbuf.xla.tie import once, tie
 class StartIndex:
     """The starts, a bit for each slot, and their number.
 
-    `total` is None where every row is a start: the ring has the number then.
+    Attributes:
+        bits: The bits.
+        total: int32 scalar; None where every row is a start: the ring has the number then.
+        by_lane: Whether the bits of a lane lie side by side, and not those of a step; static.
     """
 
     bits: BitTree
     total: jax.Array | None
+    by_lane: bool = dataclasses.field(default=False, metadata={"static": True})
 
 
 @jax.tree_util.register_dataclass
@@ -53,6 +57,14 @@ def empty(ring: Ring, window: Window) -> StartIndex:
     return StartIndex(bit_tree.empty(ring.capacity), None if window.every_row else jnp.int32(0))
 
 
+def place(index: StartIndex, slots: jax.Array, lanes: int) -> jax.Array:
+    """Return the places of the bits of slots, each in range, in a buffer of so many lanes."""
+    if not index.by_lane:
+        return slots
+    step = slots // lanes
+    return (slots - step * lanes) * (index.bits.capacity // lanes) + step
+
+
 def add(index: StartIndex, ring: Ring, span: Span, window: Window) -> tuple[StartIndex, Change]:
     """Index the new starts, and drop the overwritten ones."""
     written = ring.clamp(span.slots)
@@ -61,17 +73,18 @@ def add(index: StartIndex, ring: Ring, span: Span, window: Window) -> tuple[Star
         by = span.drawable.astype(jnp.int32) - span.evicted.astype(jnp.int32)
         bits = bit_tree.change(index.bits, written, by)
         return StartIndex(bits, None), Change(span.evicted, written, span.drawable)
+    written = place(index, written, ring.lanes)
     evicted = once(bit_tree.read(index.bits, written) & (span.slots < ring.capacity))
     gone = evicted.astype(jnp.int32)
     slots, is_start = starts.completed(ring, span, window)
     # The total is known once all earlier reads of the bits are over.
     written = tie(written, index.total)
     new = is_start.astype(jnp.int32)
-    bits = bit_tree.change(
-        index.bits, jnp.concatenate([written, slots]), jnp.concatenate([-gone, new])
-    )
+    where = jnp.concatenate([written, place(index, slots, ring.lanes)])
+    bits = bit_tree.change(index.bits, where, jnp.concatenate([-gone, new]))
     total = index.total + int32_sum(new) - int32_sum(gone)
-    return StartIndex(bits, total), Change(evicted, slots, is_start)
+    made = dataclasses.replace(index, bits=bits, total=total)
+    return made, Change(evicted, slots, is_start)
 
 
 def remove(
@@ -86,22 +99,23 @@ def remove(
     if window.length > 1:
         found = starts.containing(ring, slots, window)
         found = jnp.where(last_of_each(found), found, ring.capacity)
-    inside = ring.clamp(found)
+    inside = place(index, ring.clamp(found), ring.lanes)
     lost = bit_tree.read(index.bits, inside) & (found < ring.capacity)
     change = -lost.astype(jnp.int32)
     bits = bit_tree.change(index.bits, inside, change)
     total = None if index.total is None else index.total + int32_sum(change)
-    return StartIndex(bits, total), jnp.where(lost, found, ring.capacity)
+    made = dataclasses.replace(index, bits=bits, total=total)
+    return made, jnp.where(lost, found, ring.capacity)
 
 
 def retire(index: StartIndex, ring: Ring, slots: jax.Array) -> StartIndex:
     """Take out starts whose rows stay: int32 `[B]` slots, `capacity` for none; none twice."""
-    inside = ring.clamp(slots)
+    inside = place(index, ring.clamp(slots), ring.lanes)
     lost = bit_tree.read(index.bits, inside) & (slots < ring.capacity)
     change = -lost.astype(jnp.int32)
     bits = bit_tree.change(index.bits, tie(inside, lost), change)
     total = None if index.total is None else index.total + int32_sum(change)
-    return StartIndex(bits, total)
+    return dataclasses.replace(index, bits=bits, total=total)
 
 
 def total(index: StartIndex, ring: Ring) -> jax.Array:

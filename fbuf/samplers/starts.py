@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fbuf.samplers.windows import Window
+from fbuf.storage.episodes import InEpisode
 from fbuf.storage.ring import NEXT_BEGINS, Ring, Span
 from fbuf.xla.rows import read_rows
 
@@ -37,19 +38,47 @@ def completed(ring: Ring, span: Span, window: Window) -> tuple[jax.Array, jax.Ar
     slots = ring.later(written, -earlier)
     # In a chunk longer than a lane the start can be overwritten before its window is complete.
     is_start = span.drawable & (in_episode.newer + earlier < ring.lane_length)
-    is_start &= in_episode.intact >= window.length
-    if window.first_only:
-        is_start &= in_episode.position == window.length
+    is_start &= _completes(in_episode, window)
     if not window.strict:
         begins = in_episode.position == 1
         slots = jnp.where(begins, written, slots)
-        # The first row has been a start since it was written.
-        is_start = jnp.where(
-            begins, span.drawable, is_start & (in_episode.position > window.length)
-        )
+        is_start = jnp.where(begins, span.drawable, is_start)
     if window.stride > 1:
         is_start &= (slots // ring.lanes) % window.stride == 0
     return slots, is_start
+
+
+def overwritten_at_once(ring: Ring, span: Span, window: Window) -> jax.Array:
+    """Count the starts that an add has brought, and overwritten by its later rows: int32 scalar."""
+    in_episode, earlier = span.in_episode, window.length - 1
+    assert in_episode is not None
+    steps = in_episode.newer.shape[0] // ring.lanes
+    if steps + earlier <= ring.lane_length:
+        return jnp.int32(0)
+    back = in_episode.newer + earlier
+    is_start = _completes(in_episode, window)
+    if not window.strict:
+        begins = in_episode.position == 1
+        back, is_start = jnp.where(begins, in_episode.newer, back), begins | is_start
+    is_start &= ~in_episode.dummy & (back >= ring.lane_length)
+    if span.meant is not None:
+        is_start &= span.meant
+    if window.stride > 1:  # rows that were not kept have a step, too, but no slot
+        newest = jnp.broadcast_to(ring.newest(), (steps, ring.lanes)).reshape(-1)
+        is_start &= (ring.later(ring.clamp(newest), -back) // ring.lanes) % window.stride == 0
+    return int32_sum(is_start)
+
+
+def _completes(in_episode: InEpisode, window: Window) -> jax.Array:
+    """Return whether each row is the last one of a window: bool `[B]`.
+
+    Unless windows are strict, the first row of an episode is a start before its window is complete.
+    So the window is left out.
+    """
+    complete = in_episode.intact >= window.length
+    if window.first_only:
+        complete &= in_episode.position == window.length
+    return complete if window.strict else complete & (in_episode.position > window.length)
 
 
 def of_moved_rows(

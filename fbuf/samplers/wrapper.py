@@ -131,6 +131,14 @@ class Wrapper(Sampler):
             other = other.sampler
         return self.sampler.take_over(index, ring, slots, other, old, old_slots)
 
+    def take_counts(self, index: Index, other: Sampler, old: Any) -> Index:
+        """Have the wrapped sampler add the counts of that of another buffer."""
+        if type(self).take_over is not Wrapper.take_over:
+            return index  # the index may be another one
+        if isinstance(other, Wrapper) and type(other) is type(self):
+            other = other.sampler
+        return self.sampler.take_counts(index, other, old)
+
     def resized(self, index: Index, old: Index) -> Index:
         """Have the wrapped sampler look at what did not fit."""
         return self.sampler.resized(index, old)

@@ -112,6 +112,7 @@ def append(
         count=count.astype(jnp.int32),
         fields={},
         most=min(flags.shape[0], ring.capacity),
+        meant=mask,
     )
 
 

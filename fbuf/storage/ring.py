@@ -80,6 +80,8 @@ class Span:
         count: int32 `[heads]`; the number of rows, also of those that were not kept.
         fields: The fields of the rows that the sampler looks at, by name, `[B, ...]` each.
         most: The largest possible number of slots; static.
+        meant: bool `[B]`; the rows that were to be written, also those that were not kept; None is
+            all of them.
     """
 
     slots: jax.Array
@@ -90,6 +92,7 @@ class Span:
     count: jax.Array
     fields: dict[str, jax.Array]
     most: int = dataclasses.field(metadata={"static": True})
+    meant: jax.Array | None = None
 
 
 @jax.tree_util.register_dataclass

@@ -16,10 +16,12 @@ from support.pair import WINDOWS, Pair, ShardedPair, priorities_of
 import fbuf
 from fbuf import sharded
 
-ONE, THREE, APART = (None, 6, True), (3, 4, True), (3, 4, False)
+ONE, THREE, APART, MANY = (None, 6, True), (3, 4, True), (3, 4, False), (7, 4, False)
 EXACT = fbuf.Prioritized(alpha=1.0, eps=0.0)
 PER_WINDOW = fbuf.Prioritized(alpha=1.0, eps=0.0, window=2, normalize="buffer")
 SHORT = fbuf.Uniform(window=3, strict=False)
+SHORT_BY_PRIORITY = fbuf.Prioritized(1.0, eps=0.0, window=4, strict=False, stride=2)
+SHORT_FIRST = fbuf.Uniform(window=3, strict=False, first_only=True)
 BATCH = 8
 
 
@@ -28,7 +30,7 @@ class FreshPair(Fresh, Pair):
 
     def __init__(self, shape, sampler, autoreset="same_step", **options):
         super().__init__(shape, sampler, autoreset, **options)
-        self.per = priorities_of(sampler.sampler)
+        self.per = priorities_of(self.first.sampler)
         if self.per:
             self.oracle.alpha, self.oracle.eps = self.per.alpha, self.per.eps
             self.oracle.windows = tuple(getattr(self.per, name) for name in WINDOWS)
@@ -62,6 +64,9 @@ CASES = [
     (ONE, fbuf.FreshFirst(PER_WINDOW), "same_step", (3, 9)),
     (APART, fbuf.FreshFirst(SHORT, most=2), "next_step", (3, 9)),
     (THREE, fbuf.FreshFirst(fbuf.Uniform(window=2), every=2), "same_step", (3, 9)),
+    (APART, fbuf.FreshFirst(fbuf.Uniform(window=2)), "same_step", (1, 9)),
+    (THREE, fbuf.FreshFirst(SHORT, most=4), "same_step", (1, 9)),
+    (APART, fbuf.Limited(fbuf.FreshFirst(SHORT, most=1), max_age=3), "same_step", (1, 9)),
     pytest.param((None, 17, True), fbuf.FreshFirst(), "same_step", (6, 37), marks=SWEEP),
     pytest.param(ONE, fbuf.FreshFirst(SHORT, every=3), "next_step", (3, 9), marks=SWEEP),
     pytest.param(
@@ -75,6 +80,24 @@ CASES = [
     ),
     pytest.param(THREE, fbuf.FreshFirst(fbuf.Uniform(window=2)), "next_step", (1, 3), marks=SWEEP),
     pytest.param(ONE, fbuf.FreshFirst(SHORT), "same_step", (3, 9), marks=SWEEP),
+    pytest.param(APART, fbuf.FreshFirst(SHORT, most=3), "same_step", (1, 2), marks=SWEEP),
+    pytest.param(MANY, fbuf.FreshFirst(most=7), "next_step", (1, 9), marks=SWEEP),
+    pytest.param(MANY, fbuf.FreshFirst(SHORT, most=5), "disabled", (2, 4), marks=SWEEP),
+    pytest.param(THREE, fbuf.FreshFirst(SHORT_FIRST), "next_step", (1, 9), marks=SWEEP),
+    pytest.param(APART, fbuf.FreshFirst(SHORT_BY_PRIORITY), "same_step", (1, 7), marks=SWEEP),
+    pytest.param(
+        APART, fbuf.FreshFirst(SHORT_BY_PRIORITY, every=4), "next_step", (1, 7), marks=SWEEP
+    ),
+    pytest.param(
+        ONE, fbuf.Limited(fbuf.FreshFirst(most=3), max_age=4), "same_step", (1, 9), marks=SWEEP
+    ),
+    pytest.param(
+        THREE,
+        fbuf.Limited(fbuf.FreshFirst(PER_WINDOW, most=3), max_age=2),
+        "next_step",
+        (1, 9),
+        marks=SWEEP,
+    ),
     pytest.param(
         ONE, fbuf.FreshFirst(fbuf.Uniform(first_only=True)), "same_step", (3, 9), marks=SWEEP
     ),

@@ -1,31 +1,42 @@
-"""Which starts no batch had yet, in plain Python: a list beside a buffer and its oracle."""
+"""Which windows no batch had yet, in plain Python: a list beside a buffer and its oracle."""
 
 from __future__ import annotations
 
 import jax
 import numpy as np
 
+import fbuf
+
 
 class Fresh:
-    """Mixed into a `Pair` whose sampler is a `fbuf.FreshFirst`.
+    """Mixed into a `Pair` whose sampler is a `fbuf.FreshFirst`, or one with a highest age.
 
-    A start is `(lane, number of its row in the lane)`. `waiting` has the fresh ones, oldest first.
+    A start is `(lane, number of its row in the lane)`. Every start since the last clear is known,
+    also of rows that are gone. `waiting` has those that no batch had, and that may still be drawn.
     """
 
-    def __init__(self, *args, **options):
-        self.known, self.waiting, self.missed, self.served = set(), [], 0, 0
-        super().__init__(*args, **options)
+    def __init__(self, shape, sampler, *args, **options):
+        self.first = sampler.sampler if isinstance(sampler, fbuf.Limited) else sampler
+        self.max_age = getattr(sampler, "max_age", None)
+        self.known, self.waiting, self.missed = set(), [], 0
+        super().__init__(shape, sampler, *args, **options)
 
     # Every change of the buffer, and what it does to fresh starts.
 
     def add(self, *args, **options):
-        before = [len(rows) for rows in self.oracle.lanes]
         super().add(*args, **options)
         self.changed()
-        added = [len(rows) - n for rows, n in zip(self.oracle.lanes, before, strict=True)]
-        length, lanes = self.oracle.length, len(added) // self.shards
-        heads = np.array(added).reshape(-1, lanes if self.whole_steps else 1)
-        self.missed += int(np.maximum(heads.sum(1) - length * heads.shape[1], 0).sum())
+
+    def end(self, rng):
+        super().end(rng)
+        self.changed()
+
+    def load(self, state, ends):
+        """This state was saved and loaded, and its open episodes were ended."""
+        self.state = state
+        if ends:
+            self.oracle.end_episode([True] * self.oracle.envs)
+            self.changed()
 
     def remove(self, *args, **options):
         super().remove(*args, **options)
@@ -33,76 +44,101 @@ class Fresh:
 
     def clear(self):
         super().clear()
-        self.known, self.waiting, self.missed, self.served = set(), [], 0, 0
+        self.known, self.waiting, self.missed = set(), [], 0
 
     def resize(self, length):
-        waiting, behind = len(self.waiting), super().resize(length)
+        waiting, behind = self.waiting, super().resize(length)
         moved = lambda starts: [(lane, at - behind[lane]) for lane, at in starts]
-        there = {self.start(slot) for slot in self.starts()}
-        self.waiting = [start for start in moved(self.waiting) if start in there]
-        self.known = {start for start in moved(self.known) if start[1] >= 0} | there
-        self.missed += waiting - len(self.waiting)
-        self.served = 0
+        self.waiting = [start for start in moved(waiting) if start[1] >= 0]
+        self.missed += len(waiting) - len(self.waiting)
+        self.known = {start for start in moved(self.known) if start[1] >= 0}
+        self.known |= set(self.complete())  # those that no batch will have, as in the old buffer
+        self.changed()
         return behind
+
+    def extend(self, other):
+        """The rows of another such pair come in; a row is known by its item."""
+        item = lambda pair, start: pair.oracle.lanes[start[0]][start[1]].item
+        had = {item(other, start) for start in other.known - set(other.waiting)}
+        before = [len(rows) for rows in self.oracle.lanes]
+        self.state = fbuf.extend(self.state, other.state)
+        self.oracle.extend(other.oracle)
+        self.missed += other.missed
+        for lane, at in self.complete():
+            if at >= before[lane] and item(self, (lane, at)) in had:
+                self.known.add((lane, at))
+        self.changed()
 
     def changed(self):
         """Find the new starts, and those that are none any more."""
-        starts = {self.start(slot) for slot in self.starts(self.sampler.every)}
-        for start in self.waiting:
-            self.missed += start not in starts and self.is_gone(start)
-        self.waiting = [start for start in self.waiting if start in starts]
-        self.waiting += sorted(starts - self.known, key=lambda start: start[::-1])
-        self.waiting.sort(key=lambda start: start[::-1])
+        starts = set(self.complete())
+        self.waiting += starts - self.known
         self.known |= starts
+        if self.max_age is not None:  # it is retired, and none is there to be overwritten
+            self.waiting = [start for start in self.waiting if self.age(start) < self.max_age]
+        gone = [start for start in self.waiting if self.age(start) >= self.oracle.length]
+        self.missed += len(gone)
+        self.waiting = [start for start in self.waiting if start in starts and start not in gone]
+        self.waiting.sort(key=lambda start: (-self.age(start), start[0]))
 
-    def starts(self, stride=None):
-        """Slots of the rows that the other sampler may draw, or of another stride."""
-        given = self.sampler.sampler
-        stride = stride or given.stride
-        return self.oracle.starts(given.window, stride, given.first_only, given.strict)
+    def complete(self):
+        """List every start whose window is complete, or whose episode has ended; by every row."""
+        given = self.first.sampler
+        stride = self.first.every or given.stride
+        for lane, rows in enumerate(self.oracle.lanes):
+            for at, row in enumerate(rows):
+                if at % self.oracle.length % stride:
+                    continue
+                begins = (at == 0 or rows[at - 1].end or rows[at - 1].dummy) and not row.cut
+                if given.first_only and not begins:
+                    continue
+                steps = rows[at : at + given.window]
+                end = next((n + 1 for n, step in enumerate(steps) if step.end), None)
+                whole = len(steps) == given.window and end in (None, given.window)
+                if not whole and not (begins and not given.strict and end is not None):
+                    continue
+                if not any(step.removed or step.dummy for step in steps[:end]):
+                    yield lane, at
+
+    def age(self, start):
+        """How many rows its environment has written since."""
+        return len(self.oracle.lanes[start[0]]) - 1 - start[1]
+
+    # Batches.
+
+    def limit(self, batch_size):
+        return min(len(self.waiting), batch_size, self.first.most or batch_size)
+
+    def drawn(self, slots):
+        """These fresh starts were drawn."""
+        self.waiting = [w for w in self.waiting if self.oracle.slot(*w) not in slots]
+
+    def others(self):
+        """Slots of the rows that the other sampler may draw."""
+        given = self.first.sampler
+        slots = self.oracle.starts(given.window, given.stride, given.first_only, given.strict)
+        if self.max_age is None:
+            return slots
+        return {slot for slot in slots if self.age(self.start(slot)) < self.max_age}
 
     def start(self, slot):
         rows, at = self.oracle.place(slot)
         return next(n for n, lane in enumerate(self.oracle.lanes) if lane is rows), at
 
-    def is_gone(self, start):
-        lane, at = start
-        return at not in self.oracle.there(lane)
-
-    # Batches.
-
-    def expected(self, batch_size):
-        """The slots of the fresh draws of the next batch, where there is one shard."""
-        slots = [self.oracle.slot(*start) for start in self.waiting]
-        if len(slots) and not (self.one_lane or self.whole_steps):  # the turn goes around
-            slots = sorted(slots, key=lambda slot: (slot < self.served, slot))
-        return slots[: self.limit(batch_size)]
-
-    def limit(self, batch_size):
-        return min(len(self.waiting), batch_size, self.sampler.most or batch_size)
-
-    def drawn(self, slots):
-        """These fresh starts were drawn."""
-        self.waiting = [w for w in self.waiting if self.oracle.slot(*w) not in slots]
-        self.served = slots[-1] + 1 if slots else self.served
-
     def share(self):
         """Return the probability of each slot in one of the other draws."""
         if self.per is None:
-            return self.oracle.evenly(self.starts())
-        return self.oracle.by_priority(self.starts())
+            return self.oracle.evenly(self.others())
+        return self.oracle.by_priority(self.others())
 
     def agree(self, batch, stats, beta):
         """A batch, and figures from before it, are what the lists say."""
         batch = jax.tree.map(np.asarray, batch)
         slots, size = batch.ids.slot.tolist(), len(batch.mask)
-        assert (int(stats["fresh"]), int(stats["missed"])) == (len(self.waiting), self.missed)
+        assert (int(stats["fresh"]), int(stats["missed"])) == (len(self.waiting), self.counted())
         number = self.limit(size)
-        if self.shards == 1:
-            assert slots[:number] == self.expected(size)
-        else:
-            self.agree_over_shards(slots[:number])
-        share, count = self.share(), len(self.starts())
+        self.agree_on_order(slots[:number])
+        share, count = self.share(), len(self.others())
         assert batch.mask.tolist() == [True] * number + [bool(share)] * (size - number)
         likely = np.array([1.0] * number + [share.get(slot, 0) for slot in slots[number:]])
         np.testing.assert_allclose(batch.probability, likely, rtol=1e-5)
@@ -116,7 +152,11 @@ class Fresh:
                 assert (batch.data[at], batch.ids.generation[at]) == (row.item, row.generation)
         self.drawn(slots[:number])
 
-    def agree_over_shards(self, slots):
+    def counted(self):
+        """Return what `stats` counts as missed."""
+        return self.missed if self.max_age is None else 0
+
+    def agree_on_order(self, slots):
         """All shards give as many, if they have them, and each its oldest ones."""
         own = self.oracle.capacity // self.shards
         for shard in range(self.shards):
@@ -124,6 +164,4 @@ class Fresh:
             waiting = [slot for slot in waiting if slot // own == shard]
             given = [slot for slot in slots if slot // own == shard]
             assert len(given) >= min(len(waiting), len(slots) // self.shards)
-            if self.whole_steps or self.one_lane:
-                assert given == waiting[: len(given)]
-            assert set(given) <= set(waiting)
+            assert given == waiting[: len(given)]
