@@ -265,9 +265,7 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
 
     def resized(self, index: FreshIndex, old: FreshIndex) -> FreshIndex:
         """Count the fresh starts that did not fit as missed."""
-        before, now = old.fresh.total, index.fresh.total
-        assert before is not None
-        left = before if now is None else jnp.maximum(before - now, 0)
+        left = jnp.maximum(_starts(old) - _starts(index), 0)
         others = self.sampler.resized(index.others, old.others)
         return dataclasses.replace(index, missed=_counted(index.missed, left), others=others)
 
@@ -412,6 +410,12 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
         """Return the index once these fresh starts, none twice, were drawn."""
         fresh = start_index.retire(index.fresh, ring, jnp.where(served, slots, ring.capacity))
         return dataclasses.replace(index, fresh=fresh)
+
+
+def _starts(index: FreshIndex) -> jax.Array:
+    """Count the starts that no batch had yet, also those whose windows have only begun."""
+    assert index.fresh.total is not None
+    return index.fresh.total
 
 
 def _alike(one: Window, other: Window) -> bool:

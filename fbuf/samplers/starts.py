@@ -95,10 +95,22 @@ def of_moved_rows(
         How many steps earlier the starts are; their slots, int32 `[B]` in range; and which of them
         there are.
     """
-    inside = ring.clamp(slots)
-    for earlier in {window.length - 1} | (set() if window.strict else {0}):
+    inside, last = ring.clamp(slots), window.length - 1
+    for earlier in {last} | (set() if window.strict else {0}):
         there = (slots < ring.capacity) & (ring.older(inside) >= earlier)
+        if earlier and not window.strict:  # a start of another episode may be as near
+            there &= _in_one_episode(ring, inside, earlier)
         yield earlier, ring.later(inside, -earlier), there
+
+
+def _in_one_episode(ring: Ring, slots: jax.Array, earlier: int) -> jax.Array:
+    """Return whether so many rows before each slot are of the episode of its row: bool `[B]`."""
+
+    def turn(back: jax.Array, alike: jax.Array) -> jax.Array:
+        flags = read_rows(ring.flags, ring.later(slots, -back))
+        return alike & (flags & NEXT_BEGINS == 0)
+
+    return lax.fori_loop(jnp.int32(1), jnp.int32(earlier + 1), turn, slots >= 0)
 
 
 def containing(ring: Ring, slots: jax.Array, window: Window) -> jax.Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import tempfile
 
 import jax
 import jax.numpy as jnp
@@ -93,7 +94,7 @@ CASES = [
     ),
     pytest.param(
         THREE,
-        fbuf.Limited(fbuf.FreshFirst(PER_WINDOW, most=3), max_age=2),
+        fbuf.Limited(fbuf.FreshFirst(fbuf.Uniform(window=2), most=3), max_age=2),
         "next_step",
         (1, 9),
         marks=SWEEP,
@@ -152,18 +153,55 @@ def test_fresh_starts_of_all_shards(shape, sampler, autoreset, seeds):
         history(pair, (3, 9), seed, (0.1, 0.5, 0.9)[seed % 3])
 
 
-@SWEEP
-@pytest.mark.parametrize("case", [(ONE, fbuf.FreshFirst(PER_WINDOW)), (THREE, fbuf.FreshFirst())])
-def test_what_waits_is_kept_by_save_and_load(tmp_path, case):
-    for seed in range(10):
-        path = tmp_path / str(seed)
+def moves(path, shape, sampler, autoreset, capacities):
+    """Save and load, merge with rows that another such buffer has drawn from, or resize."""
 
-        def saved(pair, rng, path=path):
-            if rng.random() < 0.4:
-                fbuf.save(path, pair.state)
-                pair.state = restored.load(path).state
+    def move(pair, rng):
+        kinds = {"load": 0.15, "end": 0.1, "extend": 0.2, "resize": 0.1, "none": 0.45}
+        kind = rng.choice(list(kinds), p=list(kinds.values()))
+        if kind in ("load", "end"):
+            folder = tempfile.mkdtemp(dir=path)  # some buffers descend from no save
+            fbuf.save(folder, pair.state)
+            loaded = fbuf.load(folder, episodes="end") if kind == "end" else restored.load(folder)
+            pair.load(loaded.state, ends=kind == "end")
+        elif kind == "extend":
+            other = FreshPair(shape, sampler, autoreset)
+            other.last = [10_000 * len(pair.seen) + 1_000 + n for n in other.last]
+            for _ in range(3):
+                other.step(rng, (3, 9), 0.4)
+                other.draw(int(rng.integers(99)))
+            pair.extend(other)
+        elif kind == "resize" and capacities:
+            pair.resize(int(rng.choice(capacities)))
 
-        history(FreshPair(*case), (3, 9), seed, 0.3, saved)
+    return move
+
+
+AGED = fbuf.Limited(fbuf.FreshFirst(SHORT, most=3), max_age=3)
+MOVED = [
+    (APART, APART, fbuf.FreshFirst(SHORT, most=3), "same_step", (), 4),
+    *(
+        pytest.param(*case, 12, marks=SWEEP)
+        for case in (
+            (ONE, ONE, fbuf.FreshFirst(PER_WINDOW, most=5), "same_step", (6, 9)),
+            (THREE, THREE, fbuf.FreshFirst(SHORT, most=3), "next_step", (4, 7)),
+            (APART, THREE, fbuf.FreshFirst(SHORT_FIRST, most=3), "same_step", (4, 7)),
+            (ONE, APART, fbuf.FreshFirst(SHORT, most=3), "same_step", (6,)),
+            (ONE, THREE, fbuf.FreshFirst(fbuf.Uniform(window=2), most=3), "next_step", (5, 6)),
+            (APART, APART, AGED, "same_step", (4, 7)),
+            (ONE, THREE, AGED, "next_step", (6, 7)),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("shape", "its", "sampler", "autoreset", "capacities", "seeds"), MOVED)
+def test_what_waits_goes_through_loads_and_merges(
+    tmp_path, shape, its, sampler, autoreset, capacities, seeds
+):
+    for seed in range(seeds):
+        move = moves(tmp_path, its, sampler, autoreset, capacities)
+        history(FreshPair(shape, sampler, autoreset), (3, 9), seed, 0.3, move)
 
 
 RESIZED = [
@@ -317,3 +355,109 @@ def test_rows_on_the_host_are_served_once():
         store.sample(jax.random.key(0), 4)
     with pytest.raises(ValueError, match="which notes it"):
         store.batches(jax.random.key(0), 4)
+
+
+def test_the_oldest_rows_of_an_environment_come_first():
+    """It holds also where its head has passed the end, and where others have newer rows."""
+    state = fbuf.init(jnp.int32(0), 8, num_envs=2, lockstep=False, sampler=fbuf.FreshFirst())
+    rows = jnp.arange(6, dtype=jnp.int32)
+    items = jnp.stack([rows, 100 + rows], axis=1)
+    mask = jnp.stack([rows >= 0, rows < 2], axis=1)
+    state = fbuf.add(state, items, mask=mask, time_major=True)
+    state, batch = fbuf.draw(state, jax.random.key(0), 2)
+    assert batch.data.tolist() == [2, 3]
+    state, batch = fbuf.draw(state, jax.random.key(1), 4)
+    # Of one age are the rows behind which their environments have written as many.
+    assert batch.data.tolist() == [4, 100, 5, 101]
+    assert int(fbuf.stats(state)["missed"]) == 2
+
+
+def test_a_window_that_may_be_short_waits_for_its_last_row_or_the_end():
+    """Whatever ends the episode: a flag, `end_episode`, or a load."""
+    sampler = fbuf.FreshFirst(fbuf.Uniform(window=3, strict=False))
+    state = fbuf.init(jnp.int32(0), 16, sampler=sampler)
+    waiting = lambda state: int(fbuf.stats(state)["fresh"])
+    for number in range(4):
+        state = fbuf.add(state, jnp.int32(number))
+        assert waiting(state) == (number >= 2)
+        state, batch = fbuf.draw(state, jax.random.key(number), 1)
+        if number >= 2:
+            assert batch.data.tolist() == [number - 2]
+    state = fbuf.end_episode(state)
+    assert waiting(state) == 0
+    state = fbuf.add(state, jnp.int32(4))
+    assert waiting(state) == 0
+    state = fbuf.end_episode(state)
+    assert waiting(state) == 1
+    state, batch = fbuf.draw(state, jax.random.key(9), 1)
+    assert batch.data.tolist() == [4]
+    state = fbuf.add(state, jnp.int32([5, 6]), truncated=jnp.array([False, True]))
+    assert waiting(state) == 1
+
+
+CUT = [
+    fbuf.FreshFirst(every=4),
+    fbuf.FreshFirst(fbuf.Uniform(window=3, strict=False, stride=2)),
+    pytest.param(fbuf.FreshFirst(fbuf.Uniform(window=2, stride=4)), marks=SWEEP),
+    pytest.param(fbuf.FreshFirst(fbuf.Uniform(window=2, first_only=True)), marks=SWEEP),
+    pytest.param(fbuf.FreshFirst(fbuf.Uniform(window=8)), marks=SWEEP),
+    pytest.param(fbuf.Limited(fbuf.FreshFirst(), max_age=4), marks=SWEEP),
+]
+
+
+@pytest.mark.parametrize("sampler", CUT)
+def test_figures_are_the_same_however_adds_are_cut(sampler):
+    """Rows of three environments that miss some steps, by 48, by 5 and by 1 at a time."""
+    rng, steps = np.random.default_rng(0), 48
+    rows = np.arange(3 * steps, dtype=np.int32).reshape(steps, 3)
+    given = [rows, rng.random(rows.shape) < 0.2, rng.random(rows.shape) < 0.7]
+    adds = jax.jit(
+        lambda state, rows, ends, mask: fbuf.add(
+            state, rows, truncated=ends, mask=mask, time_major=True
+        )
+    )
+    found = []
+    for size in (steps, 5, 1):
+        state = fbuf.init(jnp.int32(0), 24, num_envs=3, lockstep=False, sampler=sampler)
+        for first in range(0, steps, size):
+            part = [leaf[first : first + size] for leaf in given]
+            filling = ((0, size - len(part[0])), (0, 0))
+            state = adds(state, *[np.pad(leaf, filling) for leaf in part])
+        figures = {name: int(fbuf.stats(state)[name]) for name in ("fresh", "missed", "size")}
+        state, batch = fbuf.draw(state, jax.random.key(0), 24)
+        found.append((figures, batch.data[: figures["fresh"]].tolist()))
+    assert found[0] == found[1] == found[2]
+    assert found[0][0]["missed"] > 0 or isinstance(sampler, fbuf.Limited)
+
+
+def test_rows_without_a_start_are_not_missed():
+    """As many are, as plain Python counts: every fourth step, and no row of a reset."""
+    state = fbuf.init(jnp.int32(0), 16, sampler=fbuf.FreshFirst(every=4))
+    state = fbuf.add(state, jnp.arange(64, dtype=jnp.int32))
+    assert int(fbuf.stats(state)["missed"]) == 12
+    state = fbuf.init(jnp.int32(0), 4, sampler=fbuf.FreshFirst(), autoreset="next_step")
+    rows = jnp.arange(16, dtype=jnp.int32)
+    state = fbuf.add(state, rows, truncated=rows % 4 == 0)  # rows 1, 5, 9 and 13 only reset
+    assert int(fbuf.stats(state)["missed"]) == 12 - 3
+
+
+def test_missed_rows_of_two_buffers_add_up():
+    """Those of one count once, also where its lanes go to several shards."""
+
+    def missing(envs, rows):
+        state = fbuf.init(jnp.int32(0), 4 * envs, num_envs=envs, sampler=fbuf.FreshFirst())
+        return fbuf.add(state, jnp.zeros((rows, envs), jnp.int32), time_major=True)
+
+    one, other = missing(2, 7), missing(2, 5)
+    both = fbuf.extend(fbuf.resize(one, 32), other)
+    assert int(fbuf.stats(both)["missed"]) == 2 * 3 + 2 * 1
+
+
+def test_fresh_rows_of_another_window_are_fresh():
+    """What was drawn there was another window; and its newest rows began none."""
+    short = fbuf.init(jnp.int32(0), 8, sampler=fbuf.FreshFirst())
+    long = fbuf.init(jnp.int32(0), 8, sampler=fbuf.FreshFirst(fbuf.Uniform(window=3)))
+    long = fbuf.add(long, jnp.arange(4, dtype=jnp.int32))
+    state, batch = fbuf.draw(fbuf.extend(short, long), jax.random.key(0), 4)
+    assert batch.data.tolist() == [0, 1, 2, 3]
+    assert int(fbuf.stats(state)["fresh"]) == 0
