@@ -72,15 +72,23 @@ class FreshPicks:
 class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatibleVariableOverride]
     """Draw each new row, or window, once soon after it was written; all else as another sampler.
 
-    A batch begins with the oldest rows that no batch had yet, in the order in which they were
-    written, as many as there are. The other draws are those of `sampler`. So a row that was just
-    written is learned from at once, and not after some thousand steps, or never. With one batch for
-    each step of the environment, the newest row is in every batch (combined experience replay).
+    A batch begins with the oldest rows that no batch had yet, as many as there are. The other draws
+    are those of `sampler`. So a row that was just written is learned from at once, and not after
+    some thousand steps, or never. With one batch for each step of the environment, the newest row
+    is in every batch (combined experience replay).
+
+    A row is older, the more rows its own environment has written since. Rows of one age go by the
+    number of the environment. Where environments step together, that is the order of time. With
+    `lockstep=False` they have no common clock: first comes the row that its environment would
+    overwrite first. The rows of an environment that stands still do not grow older.
 
     Draw with `state, batch = fbuf.draw(state, key, batch_size)`, which keeps count of the fresh
     rows. `fbuf.sample` would return the same fresh rows again, and is refused. With a `window` in
-    `sampler`, a window is fresh as soon as its last row is written. Each row begins a window, so
-    there are as many as rows. With `every`, fewer are fresh: those that do not overlap, say.
+    `sampler`, a window is fresh as soon as its last row is written, and its age is that of its
+    first row. Each row begins a window, so there are as many as rows. With `every`, fewer are
+    fresh: those that do not overlap, say. With `strict=False` in `sampler`, the first window of an
+    episode is fresh once it is complete, or once its episode has ended: by a flag, by
+    `fbuf.end_episode`, or in `fbuf.load`.
 
     Each row is fresh, whatever `sampler` says of it. A row of priority 0 with `eps=0.0` is, and so
     is one of no group, or of a group with share 0. Leave out rows that no batch may have, by `mask`
@@ -90,10 +98,14 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
     is fresh once. The weights of the other draws are those of `sampler`, and all are divided by the
     largest in the batch, whatever `normalize` says.
 
-    Rows that are overwritten before a batch had them are counted:
-    `fbuf.stats(state)["missed"]`, up to 2**31 - 1. `"fresh"` says how many wait. So draw at least
-    as many rows as you add. A row of another buffer
-    that does not fit in `fbuf.extend` is not counted.
+    Fresh rows, or windows, that are overwritten before a batch had them are counted:
+    `fbuf.stats(state)["missed"]`, up to 2**31 - 1. The count does not depend on how many rows each
+    `fbuf.add` has. `"fresh"` says how many wait. So draw at least as many rows as you add. Rows
+    that `fbuf.remove` takes out, or that `fbuf.Limited` retires, are not counted.
+
+    In `fbuf.extend`, rows that a batch had in the other buffer are not fresh, if both samplers are
+    `fbuf.FreshFirst` with the same windows. Else all its rows are. Its count of missed rows is
+    added. A row that does not fit is not counted.
 
     Attributes:
         sampler: The sampler of the other draws: any but `fbuf.Fifo` and `fbuf.Shuffled`.
@@ -104,7 +116,9 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
             the length of the window, no two fresh windows overlap. None is the stride of `sampler`.
 
     Cost: that of `sampler`, and O(log N) for each added row and each fresh draw; 0.134 bytes a row.
-        Over a mesh every shard gives a like number of fresh rows, if it has as many.
+        With `lockstep=False`, a batch of B looks up some B + 2 sqrt(B) num_envs rows, and sorts
+        them. With `strict=False`, it looks at the open episode of each environment, too. Over a
+        mesh every shard gives a like number of fresh rows, if it has as many.
 
     Raises:
         ValueError: If `most` is below 1, if `every` does not fit, or if `sampler` has an order of

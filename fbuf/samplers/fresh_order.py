@@ -90,8 +90,8 @@ def _oldest_of_lanes(fresh: StartIndex, ring: Ring, window: Window, size: int) -
     """Return the `size` oldest starts of all lanes in their order; in range where there are fewer.
 
     Every `block`-th start of a lane is looked at first. The `size` oldest of all lanes lie in the
-    blocks before the oldest of these, and in one more block of each lane. So 2 size / block + lanes
-    blocks are looked up, and not `size` starts of each lane.
+    blocks before the oldest of these, and in one more block of each lane. So no more than
+    `size + block * (lanes + 1)` starts are looked up, and not `size` of each lane.
     """
     lanes, length = ring.lanes, ring.lane_length
     block = 1 << (size.bit_length() // 2)

@@ -451,6 +451,12 @@ def test_missed_rows_of_two_buffers_add_up():
     one, other = missing(2, 7), missing(2, 5)
     both = fbuf.extend(fbuf.resize(one, 32), other)
     assert int(fbuf.stats(both)["missed"]) == 2 * 3 + 2 * 1
+    mesh = jax.make_mesh((1,), ("data",))
+    state = sharded.init(jnp.int32(0), 16, mesh=mesh, num_envs=4, sampler=fbuf.FreshFirst())
+    state = sharded.add(state, jnp.zeros((7, 4), jnp.int32), time_major=True)
+    for shards in (2, 1):
+        state = sharded.reshard(state, shards)
+        assert int(sharded.stats(state)["missed"]) == 4 * 3
 
 
 def test_fresh_rows_of_another_window_are_fresh():
