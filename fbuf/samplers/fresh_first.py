@@ -83,12 +83,13 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
     overwrite first. The rows of an environment that stands still do not grow older.
 
     Draw with `state, batch = fbuf.draw(state, key, batch_size)`, which keeps count of the fresh
-    rows. `fbuf.sample` would return the same fresh rows again, and is refused. With a `window` in
-    `sampler`, a window is fresh as soon as its last row is written, and its age is that of its
-    first row. Each row begins a window, so there are as many as rows. With `every`, fewer are
-    fresh: those that do not overlap, say. With `strict=False` in `sampler`, the first window of an
-    episode is fresh once it is complete, or once its episode has ended: by a flag, by
-    `fbuf.end_episode`, or in `fbuf.load`.
+    rows. `fbuf.sample` would return the same fresh rows again, and is refused.
+
+    With a `window` in `sampler`, a window is fresh as soon as its last row is written. Its age is
+    that of its first row. Each row begins a window, so there are as many as rows. With `every`,
+    fewer are fresh: those that do not overlap, say. With `strict=False` in `sampler`, the first
+    window of an episode may be short. It is fresh once it is complete, or its episode has ended:
+    by a flag, by `fbuf.end_episode`, or in `fbuf.load`.
 
     Each row is fresh, whatever `sampler` says of it. A row of priority 0 with `eps=0.0` is, and so
     is one of no group, or of a group with share 0. Leave out rows that no batch may have, by `mask`

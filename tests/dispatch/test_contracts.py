@@ -63,6 +63,7 @@ BY_EPISODE, WINDOW = fbuf.Uniform(window=3, by="episode"), fbuf.Prioritized(wind
 LIMITED = fbuf.Limited(WINDOW, max_uses=3, max_age=999, version="made")
 GROUPED = fbuf.Grouped("done", 2, window=2)
 FRESH = fbuf.FreshFirst(WINDOW)
+SHORT_FRESH = fbuf.FreshFirst(fbuf.Uniform(window=3, strict=False))
 APART = {"num_envs": 16, "lockstep": False}
 SHARED = {"next_of": "obs"}
 COMMON = [
@@ -114,6 +115,8 @@ SWEPT = [
     (windows(fbuf.NStep((1, 3), gamma=0.9, next_observation="obs"), then_remove=True), UNIFORM),
     (sample_remove_add(GOALS), UNIFORM),
     (sample_remove_add(GOALS), UNIFORM, APART),
+    (add_draw_remove, SHORT_FRESH, APART),
+    (add_draw_remove, SHORT_FRESH, {"num_envs": 16}),
 ]
 QUICK = (3, 5, 6, 7, 8, 9, 10, 11, 12)
 """The places of `make test`, by their numbers."""

@@ -367,13 +367,13 @@ def test_the_oldest_rows_of_an_environment_come_first():
     state, batch = fbuf.draw(state, jax.random.key(0), 2)
     assert batch.data.tolist() == [2, 3]
     state, batch = fbuf.draw(state, jax.random.key(1), 4)
-    # Of one age are the rows behind which their environments have written as many.
+    # Rows behind which their environments have written as many are of one age.
     assert batch.data.tolist() == [4, 100, 5, 101]
     assert int(fbuf.stats(state)["missed"]) == 2
 
 
 def test_a_window_that_may_be_short_waits_for_its_last_row_or_the_end():
-    """Whatever ends the episode: a flag, `end_episode`, or a load."""
+    """A flag ends the episode, or `end_episode`."""
     sampler = fbuf.FreshFirst(fbuf.Uniform(window=3, strict=False))
     state = fbuf.init(jnp.int32(0), 16, sampler=sampler)
     waiting = lambda state: int(fbuf.stats(state)["fresh"])
@@ -460,7 +460,7 @@ def test_missed_rows_of_two_buffers_add_up():
 
 
 def test_fresh_rows_of_another_window_are_fresh():
-    """What was drawn there was another window; and its newest rows began none."""
+    """Other windows were drawn there; and its newest rows began none."""
     short = fbuf.init(jnp.int32(0), 8, sampler=fbuf.FreshFirst())
     long = fbuf.init(jnp.int32(0), 8, sampler=fbuf.FreshFirst(fbuf.Uniform(window=3)))
     long = fbuf.add(long, jnp.arange(4, dtype=jnp.int32))

@@ -101,7 +101,7 @@ class Fresh:
                     yield lane, at
 
     def age(self, start):
-        """How many rows its environment has written since."""
+        """The number of rows that its environment has written since."""
         return len(self.oracle.lanes[start[0]]) - 1 - start[1]
 
     # Batches.
