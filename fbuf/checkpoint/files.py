@@ -97,7 +97,8 @@ def _written(final: pathlib.Path, content: Content) -> Checksum:
     """Write a file; its name is not on the disk yet."""
     unfinished = final.with_name(final.name + UNFINISHED)
     try:
-        with open(unfinished, "wb") as file:
+        unfinished.unlink(missing_ok=True)
+        with open(unfinished, "xb") as file:  # a link that is there would be followed
             summed = ChecksumFile(file)
             content(summed)  # pyright: ignore[reportArgumentType]  it is a file as far as it is used
             file.flush()
@@ -150,4 +151,6 @@ def _bring(descriptor: int, path: pathlib.Path) -> None:
 def delete(folder: pathlib.Path, names: set[str]) -> None:
     """Delete files of a directory; those that are gone already are no matter."""
     for name in sorted(names):
-        (folder / name).unlink(missing_ok=True)
+        path = folder / name
+        if path.is_symlink() or not path.is_dir():  # a directory of such a name is not ours
+            path.unlink(missing_ok=True)

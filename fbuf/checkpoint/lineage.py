@@ -65,6 +65,15 @@ def ancestors(save_id: int) -> Iterator[int]:
         save_id = _parents.get(save_id, NONE)
 
 
+def line(save_id: int) -> set[int]:
+    """Return an id and all ids before it, also that of a damaged checkpoint: it is the same run."""
+    found: set[int] = set()
+    while save_id != NONE and save_id not in found:
+        found.add(save_id)
+        save_id = _parents.get(save_id, NONE)
+    return found
+
+
 def distrust(save_id: int) -> None:
     """No longer let any buffer descend from a checkpoint, because a file of it is damaged."""
     _distrusted.add(save_id)

@@ -10,6 +10,8 @@ import socket
 from collections.abc import Generator
 
 from fbuf.checkpoint import files, lock_file
+from fbuf.checkpoint.errors import CheckpointError
+from fbuf.checks import foreign
 
 NAME = "LOCK"
 
@@ -28,8 +30,9 @@ def held(folder: pathlib.Path) -> Generator[None]:
 
     Raises:
         BlockingIOError: If another process holds it; the message says which.
+        CheckpointError: If it is no plain file: it would be written to.
     """
-    file = os.open(folder / NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    file = _opened(folder / NAME)
     try:
         if not _locked(folder, file):
             with lock_file.held(folder):
@@ -45,6 +48,19 @@ def held(folder: pathlib.Path) -> Generator[None]:
         os.close(file)
 
 
+def _opened(path: pathlib.Path) -> int:
+    """Open the file of a lock, which is made if it is not there."""
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            foreign.size(foreign.inside(path.parent, path.name, links=False))
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+        return os.open(path, flags, 0o666)
+    except foreign.Refusal as error:
+        raise CheckpointError(
+            f"fbuf.save: {path} is not written to: {error}; delete it, or save to another directory"
+        ) from None
+
+
 def _locked(folder: pathlib.Path, file: int) -> bool:
     """Lock a file; False if its disk has no locks."""
     import fcntl  # not on Windows, where all but saving works
@@ -52,7 +68,8 @@ def _locked(folder: pathlib.Path, file: int) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        holder = os.read(file, 200).decode(errors="replace").strip() or "another process"
+        holder = foreign.printable(os.read(file, 200).decode(errors="replace").strip())
+        holder = holder or "another process"
         raise BlockingIOError(
             f"fbuf.save: {folder} is being written by {holder}; save to another directory, or "
             "end that process"

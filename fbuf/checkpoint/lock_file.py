@@ -14,9 +14,14 @@ import pathlib
 import socket
 from collections.abc import Generator
 
+from fbuf.checks import foreign
+
 NAME = "LOCK-HELD"
 _GUARD = "LOCK-TAKEN-OVER"
 """Held while a lock is taken over: else two could delete each other's."""
+
+_LONGEST = 2**16
+"""The longest such file, in bytes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,8 +88,12 @@ def _made(path: pathlib.Path, own: Holder) -> bool:
 def _holder(path: pathlib.Path) -> Holder | None:
     """Return the process that made the file; None if the file cannot be read, or not yet."""
     try:
-        return Holder(**json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError):
+        with foreign.opened(path) as file:
+            found = json.loads(file.read(_LONGEST))
+        kinds = {name: type(value) for name, value in found.items()}
+        is_whole = kinds.pop("process") is int and set(kinds.values()) == {str}
+        return Holder(**found) if is_whole else None
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
         return None
 
 
@@ -98,7 +107,8 @@ def _is_gone(holder: Holder | None, own: Holder) -> bool:
 
 
 def _busy(path: pathlib.Path, holder: Holder | None) -> BlockingIOError:
-    who = f"process {holder.process} on {holder.host}" if holder else "another process"
+    host = foreign.printable(holder.host) if holder else ""
+    who = f"process {holder.process} on {host}" if holder else "another process"
     return BlockingIOError(
         f"fbuf.save: {path.parent} is being written by {who}; save to another directory, or end "
         f"that process. If it has ended, delete {path}: this disk has no locks, so the file stays "

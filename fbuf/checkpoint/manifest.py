@@ -12,13 +12,14 @@ from fbuf.checkpoint.errors import CheckpointError
 from fbuf.checkpoint.files import Checksum
 from fbuf.checkpoint.signed_json import SignedJson
 from fbuf.checkpoint.tree_json import Data
+from fbuf.checks import foreign
 
 FORMAT = 3
 """The newest format. A release reads all formats up to its own."""
 
 _MANIFESTS = SignedJson("MANIFEST", "fbuf checkpoint", "load")
 name_of, numbers = _MANIFESTS.name_of, _MANIFESTS.numbers
-head, heads = _MANIFESTS.head, _MANIFESTS.heads
+head, heads, next_number = _MANIFESTS.head, _MANIFESTS.heads, _MANIFESTS.next_number
 
 _NAME = re.compile(r"MANIFEST-\d{8}")
 _FILE = re.compile(r"shard-\d{5}/((joined-)?(rows|ends)|written|index)-\d{8}\.npy")
@@ -81,7 +82,7 @@ class Manifest:
 
 def write(folder: pathlib.Path, number: int, manifest: Manifest) -> None:
     """Write a manifest; with this the checkpoint is there."""
-    _MANIFESTS.write(folder, number, manifest, FORMAT)
+    _MANIFESTS.write(folder, number, manifest, FORMAT, _parsed)
 
 
 def read(folder: pathlib.Path, number: int) -> Manifest:
@@ -91,9 +92,18 @@ def read(folder: pathlib.Path, number: int) -> Manifest:
         CheckpointError: If it or one of the files is damaged, or its format is newer.
     """
     found = _MANIFESTS.read(folder, number, FORMAT, _parsed)
+    check_files(folder, found)
+    return found
+
+
+def check_files(folder: pathlib.Path, found: Manifest) -> None:
+    """Check that the files of a checkpoint are there, with the right lengths.
+
+    Raises:
+        CheckpointError: If one is not.
+    """
     for name, expected in found.files.items():
         _check_file(folder, name, expected)
-    return found
 
 
 def _parsed(data: Data, version: int) -> Manifest:
@@ -105,7 +115,7 @@ def _parsed(data: Data, version: int) -> Manifest:
         raise ValueError(f"it has the entries {sorted(data)}")
     written = data["written"]
     found = Manifest(
-        save_id=_count(data["save_id"]),
+        save_id=count(data["save_id"]),
         config=config.as_today(data["config"]),
         index=dict(data["index"]),
         extra=data["extra"],
@@ -118,9 +128,9 @@ def _parsed(data: Data, version: int) -> Manifest:
         },
         totals={store: _counts(counts) for store, counts in data["totals"].items()},
         live={store: _counts(counts) for store, counts in data["live"].items()},
-        written=None if written is None else (str(written[0]), _count(written[1])),
+        written=None if written is None else (str(written[0]), count(written[1])),
         files={
-            name: Checksum(_count(of["length"]), _count(of["crc32"]))
+            name: Checksum(count(of["length"]), count(of["crc32"]))
             for name, of in data["files"].items()
         },
         about=dict(data["about"]),
@@ -174,16 +184,21 @@ def _is_ours(name: str) -> bool:
 
 def _check_file(folder: pathlib.Path, name: str, expected: Checksum) -> None:
     path = folder / name
-    if path.is_symlink() or path.parent.is_symlink() or not path.is_file():
-        raise CheckpointError(f"fbuf.load: {path} is missing, or is no file")
-    if path.stat().st_size != expected.length:
+    try:
+        there = foreign.size(foreign.inside(folder, name, links=False))
+    except foreign.Refusal as error:
+        raise CheckpointError(f"fbuf.load: {path} is not read: {error}") from None
+    except OSError as error:
+        raise CheckpointError(f"fbuf.load: {path} is missing: {error}") from None
+    if there != expected.length:
         raise CheckpointError(
-            f"fbuf.load: {path} is damaged: it has {path.stat().st_size} bytes, and "
-            f"{expected.length} were written"
+            f"fbuf.load: {path} is damaged: it has {there} bytes, and {expected.length} were "
+            "written"
         )
 
 
-def _count(value: object) -> int:
+def count(value: object) -> int:
+    """Return a number of a manifest; refuse what is none."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
         raise ValueError(f"it has {value!r} where a number must be")
     return value
@@ -192,4 +207,4 @@ def _count(value: object) -> int:
 def _counts(values: object) -> tuple[int, ...]:
     if not isinstance(values, list):
         raise ValueError(f"it has {values!r} where a list of numbers must be")
-    return tuple(map(_count, values))
+    return tuple(map(count, values))

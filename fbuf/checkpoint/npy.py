@@ -21,6 +21,7 @@ from numpy.lib import format as npy
 from fbuf.checkpoint import progress
 from fbuf.checkpoint.errors import CheckpointError
 from fbuf.checkpoint.files import CHUNK, Checksum, RowBlock
+from fbuf.checks import foreign
 
 
 def row_bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
@@ -92,8 +93,8 @@ def opened(path: pathlib.Path) -> BinaryIO:
         CheckpointError: If it cannot be read.
     """
     try:
-        return open(path, "rb")
-    except OSError as error:
+        return foreign.opened(path)
+    except (OSError, foreign.Refusal) as error:
         raise CheckpointError(f"fbuf.load: {path} cannot be read: {error}") from error
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fbuf.checkpoint import extra, lineage, manifest, npy, row_ranges, tree_json, writer
+from fbuf.checkpoint import extra, lineage, manifest, npy, row_ranges, tree_json
 from fbuf.checkpoint.errors import CheckpointError
 from fbuf.checkpoint.manifest import Manifest, Segment
 from fbuf.checkpoint.row_ranges import Store
@@ -19,41 +19,6 @@ from fbuf.storage import tags
 from fbuf.trees import sum_tree
 from fbuf.trees.sum_tree import SumTree
 from fbuf.xla.place import put_like
-
-
-def check_shapes(found: Manifest, like: State[Any]) -> None:
-    """Refuse a manifest whose numbers do not fit each other; before anything large is made.
-
-    Args:
-        found: The manifest.
-        like: The buffer that its configuration makes; shapes and dtypes.
-    """
-    shapes = writer.by_path(writer.saved(like))
-    expected = {name: tree_json.array(leaf.shape, leaf.dtype) for name, leaf in shapes.items()}
-    if expected != found.index:
-        raise CheckpointError(
-            "fbuf.load: the manifest describes other arrays than a buffer of its configuration "
-            f"has: {sorted(set(map(str, expected.items())) ^ set(map(str, found.index.items())))}"
-        )
-    there = {store.name: store for store in row_ranges.of_state(like)}
-    if there.keys() != found.segments.keys():
-        raise CheckpointError("fbuf.load: the manifest describes other rows than the buffer has")
-    for name, store in there.items():
-        total, live = found.totals[name], found.live[name]
-        of_heads = [total, live]
-        for segment in found.segments[name]:
-            of_heads += [segment.first, segment.last]
-            if any(a > b for a, b in zip(segment.first, segment.last, strict=False)):
-                raise CheckpointError(f"fbuf.load: {segment.file} ends before it begins")
-            count = sum(segment.counts)
-            if count > store.heads * store.room:
-                raise CheckpointError(f"fbuf.load: {segment.file} has more rows than the buffer")
-            if found.files[segment.file].length != npy.nbytes(count, store.widths):
-                raise CheckpointError(f"fbuf.load: {segment.file} has rows of another size")
-        if any(len(counts) != store.heads for counts in of_heads):
-            raise CheckpointError(f"fbuf.load: the manifest has another number of heads: {name}")
-        if any(n > min(store.room, t) for n, t in zip(live, total, strict=True)):
-            raise CheckpointError("fbuf.load: the manifest has more rows than the buffer holds")
 
 
 def fill(

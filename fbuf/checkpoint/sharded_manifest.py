@@ -15,13 +15,17 @@ from typing import Any
 from fbuf.checkpoint import files, manifest
 from fbuf.checkpoint.errors import CheckpointError, Mismatch
 from fbuf.checkpoint.signed_json import SignedJson
+from fbuf.checks import foreign
 
 FORMAT = 1
 """The newest format."""
 
+_MOST_SHARDS = 99_999
+"""The names of their directories have five digits."""
+
 _MANIFESTS = SignedJson("SHARDS", "fbuf sharded checkpoint", "sharded.load")
 name_of, numbers = _MANIFESTS.name_of, _MANIFESTS.numbers
-head, heads = _MANIFESTS.head, _MANIFESTS.heads
+head, heads, next_number = _MANIFESTS.head, _MANIFESTS.heads, _MANIFESTS.next_number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,12 +56,13 @@ def folder_of(folder: pathlib.Path, shard: int) -> pathlib.Path:
 
 def part(folder: pathlib.Path, number: int) -> ShardCheckpoint:
     """Describe a checkpoint in the directory of a shard."""
-    return ShardCheckpoint(number, zlib.crc32((folder / manifest.name_of(number)).read_bytes()))
+    with foreign.opened(foreign.inside(folder, manifest.name_of(number), links=False)) as file:
+        return ShardCheckpoint(number, zlib.crc32(file.read()))
 
 
 def write(folder: pathlib.Path, number: int, whole: ShardedManifest) -> None:
     """Write the manifest; with this the checkpoint is there."""
-    _MANIFESTS.write(folder, number, whole, FORMAT)
+    _MANIFESTS.write(folder, number, whole, FORMAT, _parsed)
 
 
 def read(folder: pathlib.Path, number: int) -> ShardedManifest:
@@ -71,7 +76,10 @@ def read(folder: pathlib.Path, number: int) -> ShardedManifest:
 
 def _parsed(data: Any, version: int) -> ShardedManifest:
     del version  # there is only one
-    parts = tuple(ShardCheckpoint(int(of["number"]), int(of["crc32"])) for of in data["parts"])
+    count = manifest.count
+    parts = tuple(ShardCheckpoint(count(of["number"]), count(of["crc32"])) for of in data["parts"])
+    if not 0 < len(parts) <= _MOST_SHARDS:
+        raise ValueError(f"it has {len(parts)} shards")
     return ShardedManifest(parts, dict(data["about"]))
 
 
@@ -81,12 +89,17 @@ def check_part(
     """Return the directory of a shard, which must have the checkpoint that the manifest names."""
     own = folder_of(folder, shard)
     path = own / manifest.name_of(expected.number)
-    if not path.is_file():
+    try:
+        foreign.inside(folder, own.name, links=False)
+        there = part(own, expected.number)
+    except foreign.Refusal as error:
+        raise CheckpointError(f"fbuf.{function}: {path} is not read: {error}") from None
+    except OSError as error:
         raise CheckpointError(
-            f"fbuf.{function}: {path} is missing; every process must see the files of all "
-            "others, so give all the same path, on a disk that they share"
-        )
-    if part(own, expected.number) != expected:
+            f"fbuf.{function}: {path} is missing ({error}); every process must see the files of "
+            "all others, so give all the same path, on a disk that they share"
+        ) from None
+    if there != expected:
         raise CheckpointError(f"fbuf.{function}: {path} is damaged: its checksum is wrong")
     return own
 

@@ -14,16 +14,23 @@ import zlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from fbuf.checkpoint import files, npy
+from fbuf.checkpoint import files
 from fbuf.checkpoint.errors import CheckpointError, Mismatch
+from fbuf.checks import foreign
 
 T = TypeVar("T")
 
 _LONGEST = 200
 """The longest first line, in bytes."""
 
+_LAST = 99_999_999
+"""The largest number that a name has room for."""
+
 _MOST = 2**28
 """The longest manifest, in bytes."""
+
+_UNLIKE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+"""What data of another form than that of a manifest cause."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +51,9 @@ class SignedJson:
         """Return a file name."""
         return f"{self.prefix}-{number:08}"
 
+    def _path(self, folder: pathlib.Path, number: int) -> pathlib.Path:
+        return foreign.inside(folder, self.name_of(number), links=False)
+
     def numbers(self, folder: pathlib.Path) -> list[int]:
         """Return the numbers of all manifests in a directory, the oldest first."""
         if not folder.is_dir():
@@ -52,10 +62,33 @@ class SignedJson:
         found = map(pattern.fullmatch, (entry.name for entry in folder.iterdir()))
         return sorted(int(match[1]) for match in found if match)
 
+    def next_number(self, folder: pathlib.Path) -> int:
+        """Return the number for a new manifest.
+
+        Raises:
+            CheckpointError: If there is none: a name has eight digits.
+        """
+        newest = max(self.numbers(folder), default=0)
+        if newest == _LAST:
+            raise CheckpointError(
+                f"fbuf.{self._save}: {folder} has {self.name_of(newest)}, after which there is no "
+                "number for another checkpoint; fbuf counts from 1, so that file comes from "
+                "elsewhere: take it away, or save to another directory"
+            )
+        return newest + 1
+
+    @property
+    def _save(self) -> str:
+        """The function that writes."""
+        return self.function.replace("load", "save")
+
     def head(self, folder: pathlib.Path, number: int) -> bytes:
         """Return a first line. Two checkpoints of the same number differ in it."""
-        with open(folder / self.name_of(number), "rb") as file:
-            return file.readline(_LONGEST)
+        try:
+            with foreign.opened(self._path(folder, number)) as file:
+                return file.readline(_LONGEST)
+        except foreign.Refusal:
+            return b""  # no line of a manifest
 
     def heads(self, folder: pathlib.Path) -> dict[int, bytes]:
         """Return all first lines by number, the oldest first.
@@ -68,15 +101,54 @@ class SignedJson:
                 found[number] = self.head(folder, number)
         return found
 
-    def write(self, folder: pathlib.Path, number: int, content: Any, version: int) -> None:
-        """Write a dataclass in a format of this version; with this the checkpoint is there."""
+    def write(
+        self,
+        folder: pathlib.Path,
+        number: int,
+        content: Any,
+        version: int,
+        parse: Callable[[Any, int], Any],
+    ) -> None:
+        """Write a dataclass in a format of this version; with this the checkpoint is there.
+
+        Args:
+            folder: The directory.
+            number: The number of the manifest.
+            content: The dataclass.
+            version: The format.
+            parse: Makes a dataclass of JSON data and their format, as for `read`.
+
+        Raises:
+            CheckpointError: If it would not be read as it is; then nothing is written.
+        """
         body = json.dumps(dataclasses.asdict(content), indent=1, allow_nan=False).encode()
+        self._require_readable(body, content, version, parse)
         head = f"{self.title} {version}, {len(body)} bytes, crc32 {zlib.crc32(body):08x}\n"
 
         def write(file: Any) -> None:
             file.write(head.encode() + body)
 
         files.write(folder, {self.name_of(number): write})
+
+    def _require_readable(
+        self, body: bytes, content: Any, version: int, parse: Callable[[Any, int], Any]
+    ) -> None:
+        """Refuse what `read` would refuse, or read as something else."""
+        why = ""
+        if len(body) + _LONGEST > _MOST:
+            why = f"it has {len(body):,} bytes, and up to {_MOST:,} are read; give less as extra"
+        else:
+            try:
+                foreign.require_json(body)
+                if parse(json.loads(body), version) != content:
+                    why = "it would be read as another one"
+            except _UNLIKE as error:
+                why = repr(error)
+        if why:
+            raise CheckpointError(
+                f"fbuf.{self._save}: the manifest could not be read "
+                f"again, so it was not written: {why}"
+            )
 
     def read(
         self, folder: pathlib.Path, number: int, newest: int, parse: Callable[[Any, int], T]
@@ -92,10 +164,14 @@ class SignedJson:
         Raises:
             CheckpointError: If the file is damaged, or its format is newer.
         """
-        path = folder / self.name_of(number)
-        refuse = f"fbuf.{self.function}: {path}"
-        with npy.opened(path) as file:
-            text = file.read(_MOST + 1)
+        refuse = f"fbuf.{self.function}: {folder / self.name_of(number)}"
+        try:
+            with foreign.opened(self._path(folder, number)) as file:
+                text = file.read(_MOST + 1)
+        except foreign.Refusal as error:
+            raise CheckpointError(f"{refuse} is damaged: {error}") from None
+        except OSError as error:
+            raise CheckpointError(f"{refuse} cannot be read: {error}") from error
         pattern = rf"{self.title} (\d{{1,6}}), (\d{{1,12}}) bytes, crc32 ([0-9a-f]{{8}})\n"
         head = re.match(pattern.encode(), text)
         if head is None or len(text) > _MOST:
@@ -111,8 +187,9 @@ class SignedJson:
                 "install a newer fbuf"
             )
         try:
+            foreign.require_json(body)
             return parse(json.loads(body), version)
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        except _UNLIKE as error:
             if isinstance(error, CheckpointError):
                 raise
             raise CheckpointError(f"{refuse} is no manifest of fbuf: {error!r}") from None

@@ -22,9 +22,11 @@ from fbuf.checkpoint import (
     lineage,
     manifest,
     npy,
+    other_run,
     progress,
     row_ranges,
     seen,
+    shapes,
     tree_json,
 )
 from fbuf.checkpoint.errors import CheckpointError, Mismatch
@@ -34,7 +36,6 @@ from fbuf.checkpoint.manifest import Manifest, Segment
 from fbuf.checkpoint.row_ranges import Store
 from fbuf.checkpoint.tree_json import Data
 from fbuf.state import State
-from fbuf.storage import tags
 
 SHARD = "shard-00000"
 """The directory for the files of a buffer that is not sharded."""
@@ -49,6 +50,7 @@ class PendingCheckpoint:
         manifest: The manifest, without the files that are still to be written.
         files: The contents of these files, by name.
         widths: The bytes of a row of each array, by store.
+        like: The shapes and dtypes of the buffer that a load makes.
         base: The checkpoint that the buffer descends from; None if all rows are written.
         rewrites: Whether all rows are written, although this process has saved rows there.
         forgets: Whether the buffer descends from no checkpoint, and has fewer rows than the newest.
@@ -58,6 +60,7 @@ class PendingCheckpoint:
     manifest: Manifest
     files: dict[str, list[RowBlock]]
     widths: dict[str, list[int]]
+    like: State[Any]
     base: Manifest | None
     rewrites: bool
     forgets: bool
@@ -86,8 +89,10 @@ def prepare(
     folder: pathlib.Path,
     state: State[Any],
     beside: tuple[Data, list[np.ndarray]],
+    like: State[Any],
     *,
     now: bool,
+    alone: bool,
     version: str,
 ) -> PendingCheckpoint:
     """Find what a checkpoint has to add, and copy it.
@@ -96,19 +101,34 @@ def prepare(
         folder: The directory, which is there.
         state: The buffer.
         beside: The result of `fbuf.checkpoint.extra.split`.
+        like: The shapes and dtypes of the buffer that a load makes, see `fbuf.ops.remade`.
         now: Copy all rows before this returns. Else they are read while the files are written.
+        alone: Whether the buffer is whole, and not a shard of one over a mesh.
         version: The version of fbuf.
+
+    Raises:
+        CheckpointError: If the newest checkpoint is of another buffer, or cannot be replaced.
     """
-    numbers = manifest.numbers(folder)
-    number = numbers[-1] + 1 if numbers else 1
+    numbers, number = manifest.numbers(folder), manifest.next_number(folder)
     described = config.described(state)
     newest = _newest(folder, numbers, described["item"])
     carried = lineage.of_state(state)
     base = incremental.find_base(folder, numbers, carried, described)
     save_id = lineage.new_id(carried)
-    index = jax.device_get(by_path(_copied(small(state))))
+    index = jax.device_get(shapes.by_path(_copied(shapes.small(state))))
     index[lineage.CURSOR] = lineage.named(index[lineage.CURSOR], save_id)
     places, stores = incremental.places(state, index, base), row_ranges.of_state(state)
+    if newest is not None:
+        own = other_run.Buffer(
+            carried,
+            described,
+            stores[0],
+            places[stores[0].name],
+            index[".ring.flags"],
+            in_order=not state.sampler.places,
+            alone=alone,
+        )
+        other_run.require_none(folder, newest, own)
     new_files = _NewFiles(number, now)
     segments = {of.name: _segments(of, places[of.name], base, new_files) for of in stores}
     written = _written_rows(index[".ring.flags"], stores[0], places[stores[0].name], new_files)
@@ -131,6 +151,7 @@ def prepare(
         ),
         files=new_files.contents,
         widths={store.name: store.widths for store in stores},
+        like=like,
         base=base,
         rewrites=base is None and newest is not None and _is_wasteful(newest, described),
         forgets=carried == lineage.NONE
@@ -241,7 +262,9 @@ def _write(folder: pathlib.Path, pending: PendingCheckpoint) -> None:
     files.make_folder(folder / SHARD)
     files.delete(folder, {name for name in manifest.ours(folder) if name.endswith(UNFINISHED)})
     try:
-        manifest.write(folder, pending.number, _write_files(folder, pending))
+        whole = _write_files(folder, pending)
+        _require_readable(folder, whole, pending.like)
+        manifest.write(folder, pending.number, whole)
     except BaseException as error:
         if isinstance(error, CheckpointError) and pending.base is not None:
             lineage.distrust(pending.base.save_id)  # the next save writes all rows
@@ -251,6 +274,18 @@ def _write(folder: pathlib.Path, pending: PendingCheckpoint) -> None:
             own = f"-{pending.number:08}.npy"
             files.delete(folder, {name for name in manifest.ours(folder) if name.endswith(own)})
         raise
+
+
+def _require_readable(folder: pathlib.Path, whole: Manifest, like: State[Any]) -> None:
+    """Refuse a checkpoint that a load would refuse, before there is one."""
+    try:
+        manifest.check_files(folder, whole)
+        shapes.check(whole, like)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"fbuf.save: no load could read what was to be saved to {folder}, so the checkpoint "
+            f"before it stays the newest: {str(error).removeprefix('fbuf.load: ')}"
+        ) from error
 
 
 def _write_files(folder: pathlib.Path, pending: PendingCheckpoint) -> Manifest:
@@ -327,30 +362,4 @@ def _whole(array: np.ndarray) -> RowBlock:
 
 @jax.jit
 def _copied(tree: Any) -> Any:
-    return jax.tree.map(jnp.copy, without_tag(tree))
-
-
-def without_tag(tree: Any) -> Any:
-    """Return a buffer without its tag, which is not saved: each load gives it another one."""
-    ring = dataclasses.replace(tree.ring, cursor=tree.ring.cursor[: tags.ROW])
-    return dataclasses.replace(tree, ring=ring)
-
-
-def saved(state: State[Any]) -> Any:
-    """Return the shapes of what is saved of a buffer beside its stores."""
-    return jax.eval_shape(lambda state: without_tag(small(state)), state)
-
-
-def small(state: State[Any]) -> Any:
-    """Return a buffer without its stores."""
-    kept = state.next_obs
-    if kept is not None:
-        lanes = state.ring.lanes
-        arrays = (kept.rows.words, *kept.rows.wide)
-        kept = (dataclasses.replace(kept, rows=None), [array[:lanes] for array in arrays])
-    return dataclasses.replace(state, storage=None, next_obs=kept)
-
-
-def by_path(tree: Any) -> dict[str, Any]:
-    """Return the leaves of a tree by their path."""
-    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
+    return jax.tree.map(jnp.copy, shapes.without_tag(tree))

@@ -17,9 +17,9 @@ from fbuf.checkpoint import (
     lineage,
     manifest,
     reader,
+    shapes,
     sharded_manifest,
     tree_json,
-    writer,
 )
 from fbuf.checkpoint.errors import CheckpointError
 from fbuf.checkpoint.manifest import Manifest
@@ -131,9 +131,9 @@ def _saved(folder: pathlib.Path, number: int) -> Saved:
         data["sampler"] = config.sampler_data(Uniform())
     given = config.arguments(data, None, None)
     like = jax.eval_shape(lambda: init(**given))
-    state = writer.saved(like)
+    state = shapes.saved(like)
     if known:
-        reader.check_shapes(found, like)
+        shapes.check(found, like)
     else:
         state = dataclasses.replace(state, index=None, next_obs=None)
     arrays = reader.read_index(folder, found)[0]

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 import fbuf
-from fbuf.checkpoint import config, lineage, manifest, paths, reader, seen
+from fbuf.checkpoint import config, lineage, manifest, paths, reader, seen, shapes
 from fbuf.checkpoint import extra as extras
 from fbuf.checkpoint.errors import CheckpointError
 from fbuf.checks import values as check
@@ -84,7 +84,7 @@ def opened(path: Any, item: Any, sampler: Any, extra: Any) -> tuple[Contents, An
     with as_damage(folder, known[-1]):
         given = config.arguments(found.config, item, sampler)
         like = jax.eval_shape(lambda: fbuf.init(**given))
-        reader.check_shapes(found, like)
+        shapes.check(found, like)
         specs = given.pop("item")
         rows = SavedRows(folder, found, like.storage.layout, given["capacity"])
         contents = Contents(programs.init(specs, BufferSpec(**given)), rows, None)

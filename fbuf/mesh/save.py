@@ -24,6 +24,7 @@ from fbuf.mesh.per_device import refuse_set_mesh
 from fbuf.mesh.processes import all_have, all_say, is_alone
 from fbuf.mesh.shards import shards_here
 from fbuf.mesh.state import ShardedState
+from fbuf.ops import remade
 from fbuf.state import State
 from fbuf.storage.store import Item
 from fbuf.xla.place import allocating
@@ -94,7 +95,9 @@ def save(
             files.make_folder(folder)
             if leads:
                 held.enter_context(lock.held(folder))
-                seen.require(name, folder, sharded_manifest.heads(folder))
+                heads = sharded_manifest.heads(folder)
+                seen.require(name, folder, heads, sharded_manifest.read)
+                sharded_manifest.next_number(folder)
         with _told_to_all(name, alone):
             for number, shard in shards_here(state):
                 parts[number] = _write(folder, number, shard, extra if number == 0 else None)
@@ -137,7 +140,8 @@ def _write(
     with lock.held(own):
         # A checkpoint that no manifest names was never committed.
         writer.clean_but(own, sharded_manifest.kept_of_shard(folder, number))
-        pending = writer.prepare(own, shard, extras.split(extra), now=False, version=VERSION)
+        like, beside = remade.like("sharded.save", shard), extras.split(extra)
+        pending = writer.prepare(own, shard, beside, like, now=False, alone=False, version=VERSION)
         if pending.rewrites:
             incremental.warn_of_rewriting("sharded.save", folder)
         elif pending.forgets:
@@ -149,12 +153,11 @@ def _write(
 
 def _commit(folder: pathlib.Path, parts: np.ndarray, keep: int) -> None:
     """Write the manifest of all shards, and forget old ones."""
-    known = sharded_manifest.numbers(folder)
     of_shards = tuple(ShardCheckpoint(int(number), int(crc)) for number, crc, _ in parts)
     found = ShardedManifest(of_shards, writer.about(VERSION))
     for shard, part in enumerate(found.parts):  # also the shards of other processes
         sharded_manifest.check_part(folder, shard, part, "sharded.save")
-    number = known[-1] + 1 if known else 1
+    number = sharded_manifest.next_number(folder)
     sharded_manifest.write(folder, number, found)
     seen.note(folder, [sharded_manifest.head(folder, number)])
     sharded_manifest.clean(folder, keep)

@@ -14,6 +14,7 @@ from jax import lax
 
 from fbuf.checks import values as check
 from fbuf.dispatch import parse
+from fbuf.samplers.protocol import Sampler
 from fbuf.state import State
 from fbuf.storage import store
 from fbuf.storage.store import Storage
@@ -44,11 +45,13 @@ def changed(
 
     Raises:
         ValueError: If a field to drop is not there, or a field to fill is. Also if the buffer keeps
-            next observations of a dropped field, or if items are no dicts.
+            next observations of a dropped field, if its sampler draws by it, or if items are no
+            dicts.
     """
     sources = _sources(function, state.storage, fill, drop)
     if not jax.tree.leaves(sources):
         raise ValueError(f"fbuf.{function}: drop leaves no field")
+    _refuse_drawn_by(function, state.sampler, drop)
     storage, kept = _moved(state.storage, sources), state.next_obs
     if kept is not None:
         begin = f"{kept.field}."
@@ -64,6 +67,18 @@ def changed(
         if more or less:
             kept = dataclasses.replace(kept, rows=_moved(kept.rows, inner))
     return dataclasses.replace(state, storage=storage, next_obs=kept)
+
+
+def _refuse_drawn_by(function: str, sampler: Sampler, drop: Collection[str]) -> None:
+    """Refuse to drop a field that the sampler looks at; one filled anew would not fit its index."""
+    for field in sampler.fields:
+        for name in drop:
+            if f"{field}.".startswith(f"{name}."):
+                raise ValueError(
+                    f"fbuf.{function}: drop has {name!r}, and the sampler "
+                    f"{type(sampler).__name__} draws by {field!r}; keep that field, or first add "
+                    "the rows to a buffer with another sampler: fbuf.extend"
+                )
 
 
 def _sources(

@@ -19,6 +19,7 @@ from fbuf.checkpoint import (
     progress,
     reader,
     seen,
+    shapes,
     sharded_manifest,
 )
 from fbuf.checkpoint import extra as extras
@@ -124,7 +125,8 @@ def load(
         TypeError: If a leaf of `item` is no array, or `sampler` is no sampler.
         ValueError: If `item` has no leaf, `path` is empty or a URL, `episodes` is something else,
             or `capacity` does not fit (see `fbuf.resize`). Also if a field to `drop` is not there,
-            or keeps next observations; or if a field to `fill` is there.
+            keeps next observations, or is one that the sampler draws by. Also if a field to `fill`
+            is there.
         MemoryError: If the device has no room for it.
         Exception: The error of a save to the directory in the background.
 
@@ -214,7 +216,7 @@ def read(
     found = manifest.read(folder, number)
     with as_damage(folder, number):
         given = config.arguments(found.config, item, sampler)
-        reader.check_shapes(found, jax.eval_shape(lambda: init(**given)))
+        shapes.check(found, jax.eval_shape(lambda: init(**given)))
         with progress.shown("fbuf.load", sum(file.length for file in found.files.values())):
             state, arrays = reader.fill(folder, found, make(**given))
     return found, state, arrays

@@ -25,6 +25,7 @@ from fbuf.checkpoint import (
 )
 from fbuf.checks import values as check
 from fbuf.dispatch.call import refuse_consumed, require_state
+from fbuf.ops import remade
 from fbuf.runtime.interrupts import uninterrupted
 from fbuf.state import Item, State
 from fbuf.xla.place import allocating
@@ -77,7 +78,8 @@ def save(
         CheckpointError: If a checkpoint of the directory was neither saved by this process, nor
             there when it loaded one: another run would lose it. Also if the directory has
             checkpoints of a newer fbuf, or of buffers of another item. Also if this save joins
-            files, and one of them is damaged; the next save then writes all rows.
+            files, and one of them is damaged; the next save then writes all rows. Also if no load
+            could read what would be written, as of a state that was put together by hand.
         TypeError: If `extra` has a leaf that cannot be saved, or inside `jit`.
         ValueError: If `state` is a batch of buffers, or `path` is empty or a URL.
         RuntimeError: If `state` has been consumed.
@@ -114,8 +116,11 @@ def save(
         files.make_folder(folder)
         with contextlib.ExitStack() as until_written:
             until_written.enter_context(lock.held(folder))
-            seen.require("save", folder, manifest.heads(folder))
-            pending = writer.prepare(folder, state, beside, now=background, version=VERSION)
+            seen.require("save", folder, manifest.heads(folder), manifest.read)
+            like = remade.like("save", state)
+            pending = writer.prepare(
+                folder, state, beside, like, now=background, alone=True, version=VERSION
+            )
             if pending.forgets:
                 incremental.warn_of_forgetting("save", folder)
             elif pending.rewrites:
