@@ -111,6 +111,7 @@ DATASETS = {
     "fbuf.host": ("HostStore", "Batches"),
     "fbuf_adapters.datasets": (
         *("from_minari", "from_lerobot", "from_ogbench", "from_rlds", "from_d4rl", "from_npz"),
+        *("from_parquet", "from_pandas"),
         *(
             "from_arrays",
             "to_minari",

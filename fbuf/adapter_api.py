@@ -12,6 +12,7 @@ from fbuf.checkpoint.free_space import require as require_free_space
 from fbuf.checkpoint.paths import local as local_path
 from fbuf.checkpoint.tree_json import classes as tree_classes
 from fbuf.checkpoint.tree_json import encode as encode_tree
+from fbuf.checks import foreign as foreign_files
 from fbuf.checks import values as check
 from fbuf.checks.warn import warn
 from fbuf.dispatch.call import checked as checked_arguments
@@ -89,6 +90,7 @@ __all__ = [
     "fixed_arguments",
     "fold_in",
     "following",
+    "foreign_files",
     "local_path",
     "opaque",
     "opaque_all",

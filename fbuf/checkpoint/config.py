@@ -13,6 +13,7 @@ import fbuf.samplers
 from fbuf.checkpoint import tree_json
 from fbuf.checkpoint.errors import CheckpointError, Mismatch
 from fbuf.checkpoint.tree_json import Data
+from fbuf.checks.foreign import printable
 from fbuf.samplers.protocol import Sampler
 from fbuf.state import State
 
@@ -157,8 +158,8 @@ def _sampler(data: Data, given: Sampler | None) -> Sampler:
         raise CheckpointError(f"fbuf.load: the manifest has the sampler {data!r}") from None
     if kind is None:
         raise Mismatch(
-            f"fbuf.load: the checkpoint has a sampler of your own, {data['name']}; give it as "
-            "sampler="
+            "fbuf.load: the checkpoint has a sampler of your own, "
+            f"{printable(str(data['name']))}; give it as sampler="
         )
     for option, value in options.items():
         if isinstance(value, dict):
@@ -197,10 +198,10 @@ def _differing(saved: Data, given: Data) -> str:
 def sampler_words(data: Data) -> str:
     """Return a sampler in words."""
     options = ", ".join(
-        f"{name}={sampler_words(value) if isinstance(value, dict) else repr(value)}"
+        f"{printable(name)}={sampler_words(value) if isinstance(value, dict) else repr(value)}"
         for name, value in data["options"].items()
     )
-    return f"{data['name']}({options})"
+    return f"{printable(str(data['name']))}({options})"
 
 
 def _item(data: Data, example: Any) -> Any:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fbuf.checkpoint.errors import CheckpointError, Mismatch
+from fbuf.checks.foreign import printable
 from fbuf.pace import PaceCounter
 
 Data = Any
@@ -139,7 +140,8 @@ def decode(
     own = classes(data)
     if own:
         raise Mismatch(
-            f"fbuf.load: {argument} is made of {', '.join(sorted(set(own)))}, and a checkpoint "
+            f"fbuf.load: {argument} is made of {', '.join(sorted({*map(printable, own)}))}, and a "
+            "checkpoint "
             f"has only the names of classes; give an example of the same structure as {argument}="
             + (", or with_extra=False to read the buffer alone" if argument == "extra" else "")
         )
@@ -189,9 +191,10 @@ def words(data: Data) -> str:
         if kind == "none":
             return "None"
         if kind == "dict":
-            children = [f"{key}: {child}" for key, child in zip(names, children, strict=True)]
+            named = zip(map(printable, names), children, strict=True)
+            children = [f"{key}: {child}" for key, child in named]
         before, after = {"dict": "{}", "list": "[]"}.get(kind, "()")
-        return f"{names if kind == 'other' else ''}{before}{', '.join(children)}{after}"
+        return f"{printable(names) if kind == 'other' else ''}{before}{', '.join(children)}{after}"
 
     return fold(data, _leaf_in_words, node)
 
@@ -201,7 +204,7 @@ def _leaf_in_words(leaf: Data) -> str:
         return "leaf"
     if "shape" not in leaf:
         return "number" if "float" in leaf else type(leaf.get("value")).__name__
-    return f"{leaf['dtype']}{leaf['shape']}"
+    return printable(f"{leaf.get('dtype')}{leaf['shape']}")
 
 
 # --- arrays --------------------------------------------------------------------------------------

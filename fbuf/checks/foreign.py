@@ -170,13 +170,9 @@ def printable(text: str) -> str:
     """Return a text of somebody else as one line that can be printed.
 
     A terminal obeys escape sequences, and a line break could feign a line of a report. So all
-    characters that do not show are written as escapes, and the backslash, too.
+    characters that do not show are written as escapes.
     """
-    if text.isprintable() and "\\" not in text:
+    if text.isprintable():
         return text
-    return "".join(
-        char
-        if char.isprintable() and char != "\\"
-        else char.encode("unicode_escape").decode("ascii")
-        for char in text
-    )
+    escaped = lambda char: char.encode("unicode_escape").decode("ascii")
+    return "".join(char if char.isprintable() else escaped(char) for char in text)

@@ -6,6 +6,7 @@ from typing import Any
 
 from fbuf.checkpoint import config, tree_json
 from fbuf.checks import sizes
+from fbuf.checks.foreign import printable
 from fbuf.command.opened import Opened
 from fbuf.doctor import summary, text
 from fbuf.doctor.look import Found, look
@@ -35,8 +36,8 @@ def found(opened: Opened, reward: str | None = None) -> Found:
     of_files: dict[str, Any] = {
         "path": opened.path,
         "checkpoint": opened.number,
-        "time": opened.about.get("time"),
-        "fbuf": saved.about.get("fbuf"),
+        "time": printable(str(opened.about.get("time"))),
+        "fbuf": printable(str(saved.about.get("fbuf"))),
         "sampler": config.sampler_words(given["sampler"]),
         **{name: given[name] for name in ("num_envs", *_OPTIONS)},
         "item": tree_json.words(given["item"]),
@@ -90,12 +91,12 @@ def _names(extra: Any) -> str:
         if within.keys() <= _OF_TORCH and "extra" in within:
             return ", ".join(_pairs(within["extra"])) or "nothing"
         return ", ".join(_named(*pair) for pair in within.items())
-    return content[0] if kind == "other" else f"a {kind}"
+    return printable(content[0]) if kind == "other" else f"a {kind}"
 
 
 def _named(name: str, value: Any) -> str:
     """Return a name, and the number, bool or string that it names."""
-    leaf = value.get("leaf") or {}
+    leaf, name = value.get("leaf") or {}, printable(name)
     if "float" in leaf:
         return f"{name}={float.fromhex(leaf['float']):.6g}"
     return f"{name}={leaf['value']!r}" if "value" in leaf else name

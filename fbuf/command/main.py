@@ -8,12 +8,14 @@ import json
 import pathlib
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 
 from fbuf._versions import VERSION
 from fbuf.checkpoint import paths
 from fbuf.checkpoint.errors import CheckpointError, Mismatch
+from fbuf.checks.foreign import printable
 from fbuf.command import inspect, opened, plan, verify
 from fbuf.doctor import picture
 from fbuf.doctor.finding import Report
@@ -39,15 +41,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with jax.enable_x64(True):  # saved arrays may have 64 bits
             return given.run(given)
     except Mismatch as error:
-        print(f"fbuf: {_short(error)}", file=sys.stderr)
+        _say(f"fbuf: {_short(error)}", file=sys.stderr)
         return 2
     except CheckpointError as error:
-        print(f"fbuf: {_short(error)}", file=sys.stderr)
+        _say(f"fbuf: {_short(error)}", file=sys.stderr)
         return given.damaged
     except BrokenPipeError:  # the reader has seen enough
         return 0
     except (ValueError, TypeError, OSError, MemoryError, ImportError) as error:
-        print(f"fbuf: {_short(error)}", file=sys.stderr)
+        _say(f"fbuf: {_short(error)}", file=sys.stderr)
         return 2
 
 
@@ -64,6 +66,11 @@ def _short(error: Exception) -> str:
     ):
         said = said.removeprefix(name)
     return said
+
+
+def _say(text: str, **options: Any) -> None:
+    """Print a text that may have words of a file in it: a terminal obeys escape sequences."""
+    print("\n".join(map(printable, text.split("\n"))), **options)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -144,7 +151,7 @@ def _inspect(given: argparse.Namespace) -> int:
     if given.json:  # in which there is no NaN
         print(json.dumps(found.figures, indent=1, allow_nan=False))
     else:
-        print(inspect.table(found))
+        _say(inspect.table(found))
     return 2 if lacks_plot else 0
 
 
@@ -160,7 +167,7 @@ def _doctor(given: argparse.Namespace) -> int:
     if given.json:
         print(json.dumps(dataclasses.asdict(report), indent=1, allow_nan=False))
     else:
-        print(report)
+        _say(str(report))
     return 2 if lacks_plot else int(bool(report.findings))
 
 
@@ -190,7 +197,7 @@ def _plot(given: argparse.Namespace, checkpoint: opened.Opened, found: Found) ->
 def _verify(given: argparse.Namespace) -> int:
     faults: list[CheckpointError | None] = []
     for name, fault in verify.each(given.path):
-        print(f"{name}: {'whole' if fault is None else _short(fault)}")
+        _say(f"{name}: {'whole' if fault is None else _short(fault)}")
         faults.append(fault)
     if all(fault is None or isinstance(fault, Mismatch) for fault in faults):
         return 2 if any(faults) else 0

@@ -23,6 +23,7 @@ from fbuf.checkpoint import (
 )
 from fbuf.checkpoint.errors import CheckpointError
 from fbuf.checkpoint.manifest import Manifest
+from fbuf.checks.foreign import printable
 from fbuf.command.verify import newest
 from fbuf.doctor.opened import Part
 from fbuf.host import memory_maps
@@ -76,7 +77,8 @@ class Opened(NamedTuple):
     @property
     def title(self) -> str:
         """The checkpoint in words."""
-        return f"{self.path}, checkpoint {self.number}, {self.about.get('time')}"
+        time = printable(str(self.about.get("time")))
+        return f"{self.path}, checkpoint {self.number}, {time}"
 
 
 def read(path: pathlib.Path, use: Callable[[Opened], T]) -> T:

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from fbuf.checks.foreign import printable
 from fbuf.doctor.chunks import chunks, row_bytes
 from fbuf.doctor.opened import Part
 from fbuf.storage.layout import Layout
@@ -99,7 +100,7 @@ class Leaf:
 def names(layout: Layout) -> list[str]:
     """Return the names of the leaves, with dots between keys; an item of one array has no name."""
     paths = [path for path, _ in jax.tree.leaves_with_path(layout.item)]
-    return [jax.tree_util.keystr(path, simple=True, separator=".") for path in paths]
+    return [printable(jax.tree_util.keystr(path, simple=True, separator=".")) for path in paths]
 
 
 def of_rows(

@@ -24,6 +24,7 @@ from fbuf.checkpoint import seen as seen_checkpoints
 from fbuf.host import HostStore
 
 WARNING = r"all rows are written to .* again, .*state = fbuf\.save\(path, state\)"
+OTHER = "is of another buffer"
 SWEEP = pytest.mark.sweep
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -207,25 +208,125 @@ def test_a_buffer_of_an_older_checkpoint(tmp_path):
     first = saved(tmp_path, filled(), 700)
     second = saved(tmp_path, more(first, 1.0), 5)
     other = saved(tmp_path, more(more(first, 2.0), 3.0), 10)  # of the first, which is still there
-    third = more(second, 4.0)
-    saved(tmp_path, third, 5)  # of the second
+    third = saved(tmp_path, more(other, 4.0), 5)
     with pytest.warns(UserWarning, match=WARNING):
         saved(tmp_path, more(first, 5.0), 705)  # the first is gone
+    for state in (second, third):  # which were given up: to go on with them, too, is by turns
+        with pytest.raises(fbuf.CheckpointError, match=OTHER):
+            fbuf.save(tmp_path, more(state))
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"capacity": 2000},
+        {"sampler": fbuf.Prioritized()},
+        {"sampler": fbuf.Reservoir()},
+    ],
+    ids=lambda options: ", ".join(options) or "alike",
+)
+def test_two_buffers_by_turns_are_refused(tmp_path, options, goes_on):
+    """Neither deletes a checkpoint of the other, whether the results of saves are used or not."""
+    values = np.random.default_rng(0).normal(size=(2, 12, 3)).astype(np.float32)
+    made = lambda **given: fbuf.init(jnp.zeros(3), **{"capacity": 1000, **given})
+    one, other = fbuf.add(made(), values[0]), fbuf.add(made(**options), values[1])
+    returned = fbuf.save(tmp_path, one, keep=1)
+    one = returned if goes_on else one
+    there = files(tmp_path)
+    for background in (False, True):
+        with pytest.raises(fbuf.CheckpointError, match=OTHER):
+            fbuf.save(tmp_path, other, keep=1, background=background)
+    assert files(tmp_path) == there
+    other = fbuf.save(tmp_path / "other", other)
+    with pytest.raises(fbuf.CheckpointError, match=OTHER):  # also with a save id of its own
+        fbuf.save(tmp_path, other, keep=1)
+    one = fbuf.add(one, values[0, :3])
+    fbuf.save(tmp_path, one, keep=1)
+    same(seen(restored.load(tmp_path).state), seen(one))
+
+
+def test_a_buffer_that_is_new_or_emptied(tmp_path):
+    """One without rows is no successor of rows; one that was cleared is."""
+    state = fbuf.save(tmp_path, filled(5))
+    with pytest.raises(fbuf.CheckpointError, match=OTHER):
+        fbuf.save(tmp_path, fbuf.init(jnp.zeros(100), 1000))
+    state = fbuf.save(tmp_path, fbuf.clear(state))
+    fbuf.save(tmp_path, filled(3))  # nothing is lost
+
+
+@pytest.mark.parametrize("change", ["extend", "resize", "capacity", "write", "around", "backup"])
+def test_a_run_that_changes_its_buffer_goes_on_there(tmp_path, change):
+    """Also where it ignores what its saves return."""
+    values = np.random.default_rng(1).normal(size=(60, 3)).astype(np.float32)
+    state = fbuf.add(fbuf.init(jnp.zeros(3), 40), values[:30])
+    fbuf.save(tmp_path, state)
+    if change == "extend":
+        state = fbuf.extend(fbuf.init(jnp.zeros(3), 40, sampler=fbuf.Prioritized()), state)
+    elif change == "resize":
+        state = fbuf.resize(state, 20)
+    elif change == "capacity":
+        state = fbuf.load(tmp_path, capacity=80).state
+    elif change == "write":
+        ids = fbuf.newest_ids(state, 12)
+        state = fbuf.write(state, ids, jnp.zeros((12, 3)))
+    elif change == "around":
+        state = fbuf.add(fbuf.add(state, values[:40]), values[:40])
+    else:
+        state = fbuf.save(tmp_path / "main", state)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        saved(tmp_path, other, 710, keep=1)
+        warnings.simplefilter("ignore")
+        for turn in range(3):
+            state = fbuf.add(state, values[30 + turn : 32 + turn])
+            if change == "backup":
+                state = fbuf.save(tmp_path / "main", state)
+            fbuf.save(tmp_path, state)
+            same(seen(restored.load(tmp_path).state), seen(state))
 
 
-def test_two_buffers_in_one_directory(tmp_path):
-    one, other = filled(700), filled(300)
-    one = saved(tmp_path, one, 700, keep=1)
-    with pytest.warns(UserWarning, match="has more rows than this buffer"):
-        other = saved(tmp_path, other, 300, keep=1)
+def test_a_damaged_file_shows_nothing_of_the_run(tmp_path):
+    state = filled()
+    fbuf.save(tmp_path, state)
+    (path,) = tmp_path.rglob("rows-*.npy")
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    path.write_bytes(data)
     with pytest.warns(UserWarning, match=WARNING):
-        one = saved(tmp_path, more(one), 705, keep=1)
-    other = saved(tmp_path, more(other), 305, keep=2)
-    one = saved(tmp_path, more(one), 5, keep=2)  # both are kept
-    saved(tmp_path, more(other), 5, keep=2)
+        fbuf.save(tmp_path, state)
+    same(seen(restored.load(tmp_path).state), seen(state))
+
+
+@pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
+def test_two_buffers_over_a_mesh_by_turns_are_refused(tmp_path):
+    made = lambda: fbuf.sharded.init(jnp.zeros(()), 64, mesh=meshes.mesh(2))
+    one, other = (fbuf.sharded.add(made(), jnp.arange(8.0) + at) for at in (0, 100))
+    one = fbuf.sharded.save(tmp_path, one)
+    with pytest.raises(fbuf.CheckpointError, match=OTHER):
+        fbuf.sharded.save(tmp_path, other)
+    same(restored.sharded_load(tmp_path, mesh=meshes.mesh(2)).state, one)
+    resharded = fbuf.sharded.load(tmp_path, mesh=meshes.mesh(2), shards=4).state
+    fbuf.sharded.save(tmp_path, resharded)  # its rows lie in other shards
+
+
+def test_two_stores_and_two_buffers_of_tensors_by_turns_are_refused(tmp_path):
+    stores = HostStore(jnp.zeros(()), 8), HostStore(jnp.zeros(()), 8)
+    for store, first in zip(stores, (0, 10), strict=True):
+        store.add(np.arange(3, dtype=np.float32) + first)
+    stores[0].save(tmp_path / "stores")
+    with pytest.raises(fbuf.CheckpointError, match=OTHER):
+        stores[1].save(tmp_path / "stores")
+    stores[0].save(tmp_path / "stores")
+    torch = pytest.importorskip("torch")
+    from fbuf_adapters.pytorch import ReplayBuffer
+
+    with ReplayBuffer(8, seed=0) as one, ReplayBuffer(8, seed=0) as other:
+        one.save(tmp_path / "tensors")
+        for buffer, first in ((one, 0), (other, 10)):
+            buffer.extend({"x": torch.arange(3) + first})
+        one.save(tmp_path / "tensors")
+        with pytest.raises(fbuf.CheckpointError, match=OTHER):
+            other.save(tmp_path / "tensors")
 
 
 def test_two_loads_of_a_checkpoint_part(tmp_path):
@@ -233,7 +334,9 @@ def test_two_loads_of_a_checkpoint_part(tmp_path):
     one, other = restored.load(tmp_path).state, restored.load(tmp_path).state
     one = saved(tmp_path, more(one, 1.0), 5, keep=1)
     with pytest.warns(UserWarning, match=WARNING):
-        saved(tmp_path, more(more(other, 2.0), 2.0), 710)
+        saved(tmp_path, more(more(other, 2.0), 2.0), 710)  # as if the first one had been given up
+    with pytest.raises(fbuf.CheckpointError, match=OTHER):
+        fbuf.save(tmp_path, more(one, 1.0))
 
 
 def test_after_a_fallback_it_goes_on_from_the_older_checkpoint(tmp_path, monkeypatch):
@@ -329,10 +432,10 @@ def test_after_a_restart_of_the_numbers_no_two_are_alike(tmp_path, monkeypatch):
     """No buffer of this process is taken for one that another process has saved."""
     state = fbuf.save(tmp_path / "one", filled(700))
     restarted(monkeypatch)
-    other = fbuf.save(tmp_path / "other", filled(300))
+    other = fbuf.save(tmp_path / "other", filled(700))
     assert state.ring.save_id[0] != other.ring.save_id[0]
     fbuf.load(tmp_path / "one")
-    saved(tmp_path / "one", more(other), 305)
+    saved(tmp_path / "one", more(other), 705)
 
 
 def test_a_copy_of_a_directory_is_another_directory(tmp_path):

@@ -11,6 +11,7 @@ import shutil
 import signal
 import tempfile
 import threading
+import types
 from typing import NamedTuple
 
 import jax
@@ -450,8 +451,9 @@ def test_another_run_keeps_its_checkpoints(tmp_path, monkeypatch):
     state = restored.load(tmp_path).state
     assert int(fbuf.size(state)) == 3
     fbuf.save(tmp_path, state)
-    with pytest.warns(UserWarning, match="has more rows than this buffer"):
+    with pytest.raises(fbuf.CheckpointError, match="is of another buffer"):
         fbuf.save(tmp_path, empty)  # it knows what is there
+    fbuf.save(tmp_path, state)
     known_there._seen[tmp_path].remove(manifest.head(tmp_path, 3))
     with pytest.raises(fbuf.CheckpointError, match="number 3"):  # another one has saved since
         fbuf.save(tmp_path, state)
@@ -498,8 +500,11 @@ def test_the_save_id_of_another_way_is_none(tmp_path):
     first = fbuf.add(copy(start), jnp.full(5, 100.0))
     second = fbuf.add(copy(start), jnp.full(9, 200.0))
     saved = fbuf.save(tmp_path, copy(first))
-    for state in (second, saved, second, fbuf.add(copy(saved), jnp.ones(3)), first):
+    for state in (second, first, second, start, fbuf.add(copy(second), jnp.ones(3))):
         same(fbuf.save(tmp_path, state), restored.load(tmp_path).state)
+    for state in (saved, fbuf.add(copy(saved), jnp.ones(3))):
+        with pytest.raises(fbuf.CheckpointError, match="is of another buffer"):
+            fbuf.save(tmp_path, state)
 
 
 @pytest.mark.sweep
@@ -560,8 +565,10 @@ def test_a_buffer_that_goes_another_way_is_written_as_it_is(tmp_path, back):
     start = run(fbuf.init(jnp.zeros(4), 200), 0, 100)
     start = fbuf.save(tmp_path, start)
     one, other = run(start, 1000, back), run(start, 5000, back + 1)
-    for state in (one, other, run(one, 7000, 2), other, start, one, without_id(other)):
+    for state in (one, other, run(one, 7000, 2), other, start, without_id(other), one):
         same(fbuf.save(tmp_path, state), restored.load(tmp_path).state)
+    with pytest.raises(fbuf.CheckpointError, match="is of another buffer"):
+        fbuf.save(tmp_path, without_id(other))
 
 
 def check_saved(path, state):
@@ -626,10 +633,11 @@ def test_after_a_save_that_failed_only_what_is_new_is_written(tmp_path, monkeypa
     def full(*_, **__):
         raise OSError("no space left on device")
 
-    for where, name in ((manifest, "write"), (signed_json.json, "dumps")):
+    broken_json = types.SimpleNamespace(dumps=full)
+    for where, name, broken_by in ((manifest, "write", full), (signed_json, "json", broken_json)):
         state = fbuf.add(state, jnp.ones((5, 100)))
         with monkeypatch.context() as broken:
-            broken.setattr(where, name, full)
+            broken.setattr(where, name, broken_by)
             state = fbuf.save(tmp_path, state, background=True)
             with pytest.raises(OSError, match="no space"):
                 fbuf.wait()
@@ -1151,12 +1159,14 @@ def test_a_checkpoint_is_there_once_a_save_is_complete(kind, tmp_path, monkeypat
         fbuf.has_checkpoint("gs://bucket/run")
 
 
-def test_a_new_buffer_with_fewer_rows_than_the_checkpoint_is_warned_of(tmp_path):
-    """As where a program forgets to use what it has loaded."""
+def test_a_new_buffer_is_no_successor_of_the_checkpoint(tmp_path):
+    """As where a program forgets to use what it has loaded; a smaller buffer of its rows is one."""
     full = fbuf.add(fbuf.init(jnp.zeros(()), 8), jnp.arange(6.0))
     fbuf.save(tmp_path, full)
     loaded = restored.load(tmp_path).state
     small = fbuf.add(fbuf.init(jnp.zeros(()), 4), jnp.arange(2.0))
-    with pytest.warns(UserWarning, match="more rows than this buffer.*that run, load it"):
+    with pytest.raises(fbuf.CheckpointError, match=r"of another buffer.*the saved one, load it"):
         fbuf.save(tmp_path, small)
+    with pytest.warns(UserWarning, match="more rows than this buffer.*that run, load it"):
+        fbuf.save(tmp_path, fbuf.resize(loaded, 4))
     fbuf.save(tmp_path / "other", fbuf.clear(loaded))  # of its own, though it is empty

@@ -600,8 +600,11 @@ def test_two_stores_of_one_directory_do_not_mix(tmp_path):
     assert HostStore.open(tmp_path)[0].rows().data[-7:].tolist() == [0, 1, 2, 3, 4, 5, 20]
     assert one.rows().data[-7:].tolist() == [0, 1, 2, 3, 4, 5, 10]
     one.add(np.int32(11))
-    one.save(tmp_path)
-    assert fbuf.rows(fbuf.load(tmp_path).state).data.tolist() == [0, 1, 2, 3, 4, 5, 10, 11]
+    with pytest.raises(fbuf.CheckpointError, match="is of another buffer"):  # as of two processes
+        one.save(tmp_path)
+    one.save(tmp_path / "one")
+    rows = fbuf.rows(fbuf.load(tmp_path / "one").state).data
+    assert rows.tolist() == [0, 1, 2, 3, 4, 5, 10, 11]
 
 
 def test_files_of_another_length_are_refused(tmp_path):

@@ -1,4 +1,4 @@
-"""Data sets into buffers and out of them: Minari, LeRobot, OGBench, RLDS, D4RL, npz, arrays.
+"""Data sets into buffers and out of them, such as Minari, LeRobot, D4RL, parquet, npz and arrays.
 
 Minari, Gymnasium, h5py, pyarrow and Pillow are imported by the functions that need them, when they
 are called.
@@ -15,6 +15,8 @@ from fbuf_adapters.datasets._lerobot_metadata import VideoFrames as VideoFrames
 from fbuf_adapters.datasets._minari import from_minari as from_minari
 from fbuf_adapters.datasets._ogbench import from_ogbench as from_ogbench
 from fbuf_adapters.datasets._rlds import from_rlds as from_rlds
+from fbuf_adapters.datasets._tables import from_pandas as from_pandas
+from fbuf_adapters.datasets._tables import from_parquet as from_parquet
 from fbuf_adapters.datasets._to_minari import to_minari as to_minari
 from fbuf_adapters.datasets._to_npz import to_npz as to_npz
 
@@ -28,6 +30,8 @@ __all__ = [
     "from_minari",
     "from_npz",
     "from_ogbench",
+    "from_pandas",
+    "from_parquet",
     "from_rlds",
     "lerobot_metadata",
     "to_minari",

@@ -11,9 +11,10 @@ import numpy as np
 
 from fbuf.adapter_api import Sampler, check, local_path
 from fbuf_adapters.datasets._ends import Ends
-from fbuf_adapters.datasets._errors import DatasetError, needed, unreadable
+from fbuf_adapters.datasets._errors import DatasetError
 from fbuf_adapters.datasets._fields import NEXT, Array, flags, info_names, named, numbers, under
 from fbuf_adapters.datasets._flat import Flat
+from fbuf_adapters.datasets._hdf5 import Hdf5, opened
 from fbuf_adapters.datasets._loading import Options, load
 
 _CALLED = {"observation": "observations", "action": "actions", "reward": "rewards"}
@@ -95,26 +96,17 @@ def from_d4rl(
     path = local_path(where, path)
     if not os.path.exists(path):
         raise FileNotFoundError(f"{where}: there is no file {os.fspath(path)!r}")
-    if zipfile.is_zipfile(path):
+    if os.path.isfile(path) and zipfile.is_zipfile(path):
         raise DatasetError(
             f"{where}: {os.fspath(path)!r} is no HDF5, but looks like an npz file; use from_npz, "
             "whose arrays are called observation, action, reward, terminated, truncated"
         )
-    h5py = needed(where, "h5py")
-    try:
-        with h5py.File(path, "r") as file:
-            data = _flat(where, file, named_infos, max_episode_steps)
-            return load(where, data, into, Options(sampler, next_of, casts, drop, progress))
-    except BlockingIOError as error:
-        raise DatasetError(
-            f"{where}: another program has {os.fspath(path)!r} open for writing ({error}); close "
-            "it there, or copy the file"
-        ) from error
-    except OSError as error:
-        raise unreadable(where, path, "HDF5", error) from error
+    with opened(where, path) as file:
+        data = _flat(where, file, named_infos, max_episode_steps)
+        return load(where, data, into, Options(sampler, next_of, casts, drop, progress))
 
 
-def _flat(where: str, file: Any, infos: Sequence[str], steps: int | None) -> Flat:
+def _flat(where: str, file: Hdf5, infos: Sequence[str], steps: int | None) -> Flat:
     called = {"terminated": "terminals", "truncated": "timeouts"}
     fields: dict[str, Any] = {}
     for name, theirs in [*_CALLED.items(), *((name, f"infos/{name}") for name in infos)]:
@@ -124,11 +116,11 @@ def _flat(where: str, file: Any, infos: Sequence[str], steps: int | None) -> Fla
             fields[leaf] = numbers(array) if name == "reward" else array
             called[leaf] = theirs + leaf.removeprefix(name).replace(".", "/")
     following: dict[str, Any] = {}
-    if "next_observations" in file:
+    if file.has("next_observations"):
         following = under(_arrays(where, file, NEXT, "next_observations"), NEXT)
         called |= {NEXT + name: "next_observations" + name.replace(".", "/") for name in following}
     terminated = _flags(where, file, "terminals")
-    cut = _flags(where, file, "timeouts") if "timeouts" in file else np.zeros_like(terminated)
+    cut = _flags(where, file, "timeouts") if file.has("timeouts") else np.zeros_like(terminated)
     told = bool(cut.any())  # some files have timeouts that are False everywhere
     if told and steps is not None:
         raise DatasetError(
@@ -145,15 +137,17 @@ def _flat(where: str, file: Any, infos: Sequence[str], steps: int | None) -> Fla
     )
 
 
-def _arrays(where: str, file: Any, name: str, theirs: str) -> dict[str, Any]:
+def _arrays(where: str, file: Hdf5, name: str, theirs: str) -> dict[str, Any]:
     """Return the arrays of a field by name, not read yet."""
-    if theirs not in file:
+    if not file.has(theirs):
         raise DatasetError(
-            f"{where}: the file has no {theirs!r}; it has {', '.join(sorted(file)) or 'nothing'}"
+            f"{where}: the file has no {theirs!r}; it has {', '.join(file.names()) or 'nothing'}"
         )
-    tree = lambda node: {k: tree(v) for k, v in node.items()} if hasattr(node, "items") else node
-    return named({name: tree(file[theirs])})
+    return named({name: file.tree(theirs)})
 
 
-def _flags(where: str, file: Any, name: str) -> Array:
-    return flags(where, name, _arrays(where, file, name, name)[name][()])
+def _flags(where: str, file: Hdf5, name: str) -> Array:
+    found = _arrays(where, file, name, name)
+    if name not in found:
+        raise DatasetError(f"{where}: {name} is a group of arrays, and must be one flag a row")
+    return flags(where, name, found[name][()])

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import zipfile
-import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -14,11 +11,11 @@ import numpy as np
 
 from fbuf.adapter_api import Sampler, local_path
 from fbuf_adapters.datasets._ends import Ends
-from fbuf_adapters.datasets._errors import DatasetError, unreadable
+from fbuf_adapters.datasets._errors import DatasetError
 from fbuf_adapters.datasets._fields import NEXT, flags, under
 from fbuf_adapters.datasets._flat import LAST, Flat, Last
 from fbuf_adapters.datasets._loading import Options, load
-from fbuf_adapters.datasets._npz_members import Member
+from fbuf_adapters.datasets._npz_members import Npz, Unreadable, opened, reading
 
 LAST_ROW = "last_observation_row"
 """The numbers of the rows whose next observations are `LAST`."""
@@ -82,35 +79,15 @@ def from_npz(
     """
     where = "from_npz"
     path = local_path(where, path)
-    try:
-        with zipfile.ZipFile(path) as file, contextlib.ExitStack() as held:
-            data = _flat(where, file, held)
-            return load(where, data, into, Options(sampler, next_of, casts, drop, progress))
-    except (zipfile.BadZipFile, zlib.error, EOFError, _Unreadable) as error:
-        raise unreadable(where, path, "npz", error) from error
+    with opened(where, path) as file:
+        data = _flat(where, file)
+        return load(where, data, into, Options(sampler, next_of, casts, drop, progress))
 
 
-class _Unreadable(Exception):
-    """An array that cannot be read."""
-
-
-def _flat(where: str, file: zipfile.ZipFile, held: contextlib.ExitStack) -> Flat:
-    """Return the arrays of a file, which are open as long as `held` is."""
-    names = [name.removesuffix(".npy") for name in file.namelist() if name.endswith(".npy")]
-    for name in names:
-        if names.count(name) > 1:
-            raise DatasetError(
-                f"{where}: the file has two arrays {name!r}, and only one of them can be read; "
-                "write it again with two names"
-            )
-    dtypes: dict[str, Any] = {}
-
-    def member(name: str) -> Member:
-        source = lambda: held.enter_context(file.open(f"{name}.npy"))
-        try:
-            return Member(source, name, dtypes.get(name))
-        except ValueError as error:
-            raise _Unreadable(str(error)) from error
+def _flat(where: str, file: Npz) -> Flat:
+    """Return the arrays of a file."""
+    names, dtypes = file.names, dict[str, Any]()
+    member = lambda name: file.member(name, dtypes.get(name))
 
     def whole(name: str) -> Any:
         found = member(name)
@@ -119,11 +96,9 @@ def _flat(where: str, file: zipfile.ZipFile, held: contextlib.ExitStack) -> Flat
     apart = {"terminated", "truncated"}
     if DTYPES in names and member(DTYPES).dtype.kind == "U":  # else a field has that name
         apart.add(DTYPES)
-        lines = [str(line).rpartition("=") for line in whole(DTYPES)]
-        try:
+        with reading(DTYPES):
+            lines = [str(line).rpartition("=") for line in whole(DTYPES)]
             dtypes |= {name: np.dtype(jnp.dtype(dtype)) for name, _, dtype in lines}
-        except TypeError as error:
-            raise _Unreadable(f"{DTYPES}: {error}") from error
     if "terminated" not in names:
         raise DatasetError(
             f"{where}: the file has no 'terminated', which says where episodes end; it has "
@@ -141,10 +116,11 @@ def _flat(where: str, file: zipfile.ZipFile, held: contextlib.ExitStack) -> Flat
         kept = {name: whole(LAST + name) for name in of_last}
         rows = whole(LAST_ROW)
         if any(leaf.shape[0] != len(rows) for leaf in kept.values()) or rows.dtype.kind != "i":
-            raise _Unreadable(f"{LAST_ROW} must be an int for each entry of {LAST}")
+            raise Unreadable(f"{LAST_ROW} must be an int for each entry of {LAST}")
         if len(rows) and not 0 <= rows.min() <= rows.max() < len(terminated):
-            raise _Unreadable(f"{LAST_ROW} must be from 0 to {len(terminated) - 1}")
-        last = Last(kept, rows, str(whole(LAST_OF)[0]) if LAST_OF in names else None)
+            raise Unreadable(f"{LAST_ROW} must be from 0 to {len(terminated) - 1}")
+        with reading(LAST_OF):
+            last = Last(kept, rows, str(whole(LAST_OF)[0]) if LAST_OF in names else None)
         apart |= {LAST_ROW, LAST_OF, *(LAST + name for name in kept)}
     fields = {name: member(name) for name in names if name not in apart}
     # A buffer that kept last observations knows which of them are unknown; a field does not.

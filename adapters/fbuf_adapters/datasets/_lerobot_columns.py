@@ -82,6 +82,9 @@ class Images:
         """Look at the first image."""
         self._where, self._rows, self._name = where, rows, name
         self._image = needed(where, "PIL.Image", EXTRA)
+        # Damaged headers cause any of these.
+        self._unlike = (OSError, ValueError, SyntaxError, ArithmeticError, LookupError, TypeError)
+        self._unlike += (self._image.DecompressionBombError, MemoryError)
         (image,) = self._stored(slice(0, 1))
         first = self._decoded(0, image)
         self.shape, self.dtype = (len(rows.episode), *first.shape), first.dtype
@@ -114,7 +117,7 @@ class Images:
             )
         try:
             pixels = np.asarray(self._image.open(io.BytesIO(image["bytes"])))
-        except OSError as error:
+        except self._unlike as error:
             raise DatasetError(
                 f"{self._where}: {self._rows.at(row)}: the image {self._name} cannot be read: "
                 f"{error}"

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pathlib
+import re
 from typing import Any
 
 import numpy as np
 
-from fbuf.adapter_api import local_path
+from fbuf.adapter_api import foreign_files, local_path
+from fbuf_adapters.datasets import _parquet
 from fbuf_adapters.datasets._errors import DatasetError, needed, unreadable
 from fbuf_adapters.datasets._lerobot_metadata import LeRobotMetadata, Videos
 
-EXTRA = "lerobot"
+EXTRA = _parquet.EXTRA
 """The extra of fbuf with the packages that read these data sets."""
+
+_LONGEST = 2**28
+"""The longest file of metadata, in bytes."""
+
+_UNLIKE = (
+    *(LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError),
+    *(OSError, MemoryError),
+)
+"""What metadata of another form, or of no form, can cause. Errors of pyarrow are among them."""
 
 
 def lerobot_metadata(path: str | os.PathLike[str]) -> LeRobotMetadata:
@@ -53,18 +65,20 @@ def read_metadata(where: str, path: str | os.PathLike[str]) -> LeRobotMetadata:
             "hf download --repo-type dataset NAME --local-dir DIRECTORY"
         )
     try:
-        info = json.loads(file.read_text())
+        (info,) = _lines(root, "meta/info.json", whole=True)
         version = str(info["codebase_version"])
         major = version.lstrip("v").partition(".")[0]
         if major not in ("2", "3"):
             raise DatasetError(
-                f"{where}: the data set has format {version}, and v2.1 and v3.0 are read; convert "
-                "it with a LeRobot of that time"
+                f"{where}: the data set has format {foreign_files.printable(version)}, and v2.1 "
+                "and v3.0 are read; convert it with a LeRobot of that time"
             )
         episodes = _new_episodes(where, root) if major == "3" else _old_episodes(root)
         tasks = _new_tasks(where, root) if major == "3" else _old_tasks(root)
         return _metadata(where, root, info, tasks, episodes)
-    except (KeyError, json.JSONDecodeError) as error:
+    except DatasetError:
+        raise
+    except _UNLIKE as error:
         raise unreadable(where, root / "meta", "metadata of LeRobot", error) from error
 
 
@@ -80,72 +94,126 @@ def _metadata(
         tasks: The tasks.
         episodes: The dict of each episode, with its places in files.
     """
-    numbers = [int(episode["episode_index"]) for episode in episodes]
+    numbers = [_count(episode["episode_index"]) for episode in episodes]
     if numbers != list(range(len(numbers))):
         raise DatasetError(
             f"{where}: the metadata have the episodes {numbers[:5]}{'...' * (len(numbers) > 5)}, "
             "and they must count from 0; write the data set anew with LeRobot"
         )
-    chunk = int(info.get("chunks_size", 1000))
-    fps = float(info["fps"])
+    chunk, fps = _count(info.get("chunks_size", 1000)), float(info["fps"])
+    if not chunk or not 0 < fps < math.inf:
+        raise ValueError(f"it has {chunk} episodes a chunk, and {fps} steps a second")
+    features = {_name(key): _feature(feature) for key, feature in info["features"].items()}
 
     def path(template: str, number: int, of: str, key: str = "") -> str:
         """Return the path of a file of an episode, within the data set."""
         episode = episodes[number]
         parts = {"episode_index": number, "episode_chunk": number // chunk, "video_key": key}
         for part in ("chunk_index", "file_index"):
-            parts[part] = int(episode.get(f"{of}/{part}", 0))
-        return template.format(**parts)
+            parts[part] = _count(episode.get(f"{of}/{part}", 0))
+        return _filled(template, parts)
 
     data = [path(info["data_path"], number, "data") for number in numbers]
     videos: dict[str, Videos] = {}
-    for key in (key for key, feature in info["features"].items() if feature["dtype"] == "video"):
+    for key in (key for key, feature in features.items() if feature["dtype"] == "video"):
         of = f"videos/{key}"
         names = [path(info["video_path"], number, of, key) for number in numbers]
         files = {name: place for place, name in enumerate(dict.fromkeys(names))}
         seconds = [float(episode.get(f"{of}/from_timestamp", 0)) for episode in episodes]
+        frames = np.rint(np.array(seconds) * fps)
+        if not (np.abs(frames) < 2**53).all():
+            raise ValueError(f"the videos of {key} begin at {max(seconds)} seconds")
         videos[key] = Videos(
-            tuple(root / name for name in files),
+            tuple(foreign_files.inside(root, name, links=True) for name in files),
             np.array([files[name] for name in names], np.int64),
-            np.rint(np.array(seconds) * fps).astype(np.int64),
+            frames.astype(np.int64),
         )
-    lengths = np.array([int(episode["length"]) for episode in episodes], np.int64)
+    lengths = np.array([_count(episode["length"]) for episode in episodes], np.int64)
+    paths = {name: foreign_files.inside(root, name, links=True) for name in dict.fromkeys(data)}
     return LeRobotMetadata(
-        fps, tasks, lengths, info["features"], tuple(root / name for name in data), videos
+        fps, tasks, lengths, features, tuple(paths[name] for name in data), videos
     )
+
+
+def _count(value: Any) -> int:
+    """Return a number of rows or files; refuse what is none."""
+    if isinstance(value, bool) or int(value) != value or not 0 <= value < 2**31:
+        raise ValueError(f"it has {value!r} where a number must be")
+    return int(value)
+
+
+def _name(key: str) -> str:
+    """Return the name of a feature; refuse one that a terminal would obey."""
+    if not key.isprintable() or len(key) > foreign_files.LONGEST:
+        raise ValueError(f"a feature is called {foreign_files.printable(key)[:80]!r}")
+    return key
+
+
+def _feature(given: Any) -> dict[str, Any]:
+    """Return the description of a feature; refuse one without a dtype or a shape."""
+    shape = [_count(size) for size in given["shape"]]
+    foreign_files.require_shape(shape, 8)
+    if not isinstance(given["dtype"], str):
+        raise ValueError(f"a feature has the dtype {given['dtype']!r}")
+    return {**given, "shape": shape}
+
+
+def _filled(template: str, parts: dict[str, Any]) -> str:
+    """Return a path of a template such as `data/chunk-{chunk_index:03d}/file.parquet`.
+
+    `str.format` would look up attributes, and pad to any width.
+    """
+
+    def value(found: re.Match[str]) -> str:
+        return format(parts[found[1]], found[2] or "")
+
+    return re.sub(r"\{([a-z_]+)(?::(0?\d{0,2}d?))?\}", value, template)
 
 
 def _new_episodes(where: str, root: pathlib.Path) -> list[Any]:
     """Return the episodes of format v3.0, of which many are in each file."""
     found: list[Any] = []
     for file in sorted((root / "meta" / "episodes").glob("*/*.parquet")):
-        names = needed(where, "pyarrow.parquet", EXTRA).read_schema(file).names
+        with needed(where, "pyarrow.parquet", EXTRA).ParquetFile(_plain(root, file)) as parquet:
+            names = parquet.schema_arrow.names
         # Statistics are most of the file.
         wanted = [name for name in names if not name.startswith(("stats/", "tasks"))]
-        found += _table(where, file, wanted).to_pylist()
+        found += _table(where, root, file, wanted).to_pylist()
     return found
 
 
 def _old_episodes(root: pathlib.Path) -> list[Any]:
-    return _lines(root / "meta" / "episodes.jsonl")
+    return _lines(root, "meta/episodes.jsonl")
 
 
 def _new_tasks(where: str, root: pathlib.Path) -> dict[int, str]:
-    rows = _table(where, root / "meta" / "tasks.parquet", None).to_pylist()
-    return {row.pop("task_index"): str(*row.values()) for row in rows}
+    rows = _table(where, root, root / "meta" / "tasks.parquet", None).to_pylist()
+    return {_count(row.pop("task_index")): str(*row.values()) for row in rows}
 
 
 def _old_tasks(root: pathlib.Path) -> dict[int, str]:
-    return {task["task_index"]: task["task"] for task in _lines(root / "meta" / "tasks.jsonl")}
+    lines = _lines(root, "meta/tasks.jsonl")
+    return {_count(task["task_index"]): str(task["task"]) for task in lines}
 
 
-def _lines(file: pathlib.Path) -> list[Any]:
-    return [json.loads(line) for line in file.read_text().splitlines() if line.strip()]
+def _lines(root: pathlib.Path, name: str, *, whole: bool = False) -> list[Any]:
+    """Return the JSON of each line of a file, or of the whole file."""
+    with foreign_files.opened(foreign_files.inside(root, name, links=True)) as file:
+        text = file.read(_LONGEST + 1)
+    if len(text) > _LONGEST:
+        raise ValueError(f"{name} has more than {_LONGEST:,} bytes")
+    foreign_files.require_json(text)
+    return [json.loads(line) for line in ([text] if whole else text.splitlines()) if line.strip()]
 
 
-def _table(where: str, file: pathlib.Path, columns: list[str] | None) -> Any:
+def _plain(root: pathlib.Path, file: pathlib.Path) -> pathlib.Path:
+    """Return a file of a data set that may be opened by its name."""
+    path = foreign_files.inside(root, file.relative_to(root).as_posix(), links=True)
+    foreign_files.size(path)
+    return path
+
+
+def _table(where: str, root: pathlib.Path, file: pathlib.Path, columns: list[str] | None) -> Any:
     parquet = needed(where, "pyarrow.parquet", EXTRA)
-    try:
-        return parquet.ParquetFile(file).read(columns=columns)
-    except needed(where, "pyarrow", EXTRA).ArrowInvalid as error:
-        raise unreadable(where, file, "parquet", error) from error
+    with _parquet.opened(parquet, _plain(root, file)) as opened:
+        return opened.read(columns=columns)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fbuf_adapters.datasets import _parquet
 from fbuf_adapters.datasets._errors import DatasetError, needed, unreadable
 from fbuf_adapters.datasets._fields import Array
 from fbuf_adapters.datasets._lerobot_formats import EXTRA
@@ -38,6 +39,7 @@ class Rows:
         self._arrow = needed(where, "pyarrow", EXTRA)
         parquet = needed(where, "pyarrow.parquet", EXTRA)
         self._open = functools.lru_cache(_OPEN_FILES)(lambda file: _opened(parquet, file))
+        self._unlike = (self._arrow.ArrowException, OSError, ValueError, MemoryError)
         self._groups: dict[str, tuple[Any, Any]] = {}
         self._stretches = self._found(metadata, sorted(set(episodes)))
         self._starts = np.cumsum([0, *(count for _, _, count in self._stretches)])
@@ -147,7 +149,9 @@ class Rows:
                 f"{self._where}: the file {str(file)!r} is missing, which the metadata name; "
                 "download the data set again"
             ) from error
-        except (self._arrow.ArrowException, OSError) as error:
+        except DatasetError:
+            raise
+        except self._unlike as error:
             raise unreadable(self._where, file, "parquet of LeRobot", error) from error
 
     def _group(self, file: pathlib.Path, number: int, name: str) -> Any:
@@ -167,6 +171,6 @@ class Rows:
 
 def _opened(parquet: Any, file: pathlib.Path) -> tuple[Any, Array]:
     """Return a file, and the numbers of the first rows of its row groups, and of all rows."""
-    opened = parquet.ParquetFile(file)
+    opened = _parquet.opened(parquet, file)
     counts = [opened.metadata.row_group(n).num_rows for n in range(opened.num_row_groups)]
     return opened, np.cumsum([0, *counts])

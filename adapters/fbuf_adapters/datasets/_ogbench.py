@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
-import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from fbuf.adapter_api import Sampler, local_path
+from fbuf.adapter_api import Sampler, foreign_files, local_path
 from fbuf_adapters.datasets._blocks import rows_at_once
 from fbuf_adapters.datasets._ends import Ends
-from fbuf_adapters.datasets._errors import DatasetError, unreadable
+from fbuf_adapters.datasets._errors import DatasetError
 from fbuf_adapters.datasets._fields import Array, flags, info_names, spec
 from fbuf_adapters.datasets._flat import Flat, Last
 from fbuf_adapters.datasets._loading import Options, load
-from fbuf_adapters.datasets._npz_members import Member
+from fbuf_adapters.datasets._npz_members import Member, Npz, opened
 
 _CALLED = {"observation": "observations", "action": "actions"}
 
@@ -83,33 +80,23 @@ def from_ogbench(
     if taken := {*_CALLED}.intersection(names):
         raise DatasetError(f"{where}: infos has {taken.pop()!r}, which is a field already")
     path = local_path(where, path)
-    try:
-        with zipfile.ZipFile(path) as file, contextlib.ExitStack() as held:
-            data = _flat(where, file, names, held)
-            return load(where, data, into, Options(sampler, next_of, casts, drop, progress))
-    except (zipfile.BadZipFile, zlib.error, EOFError, _Unreadable) as error:
-        raise unreadable(where, path, "npz", error) from error
+    with opened(where, path) as file:
+        data = _flat(where, file, names)
+        return load(where, data, into, Options(sampler, next_of, casts, drop, progress))
 
 
-class _Unreadable(Exception):
-    """An array that cannot be read."""
-
-
-def _flat(
-    where: str, file: zipfile.ZipFile, infos: tuple[str, ...], held: contextlib.ExitStack
-) -> Flat:
-    """Return the arrays of a file, which are open as long as `held` is."""
+def _flat(where: str, file: Npz, infos: tuple[str, ...]) -> Flat:
+    """Return the arrays of a file."""
 
     def member(name: str) -> Member:
-        if f"{name}.npy" not in file.namelist():
-            there = ", ".join(sorted(found.removesuffix(".npy") for found in file.namelist()))
+        if name not in file.names:
+            there = ", ".join(sorted(map(foreign_files.printable, file.names)))
             raise DatasetError(f"{where}: the file has no {name!r}; it has {there or 'nothing'}")
-        try:
-            return Member(lambda: held.enter_context(file.open(f"{name}.npy")), name, None)
-        except ValueError as error:
-            raise _Unreadable(str(error)) from error
+        return file.member(name)
 
     ends = member("terminals")
+    if not ends.shape:
+        raise DatasetError(f"{where}: terminals is one value, and must be one flag a row")
     last = flags(where, "terminals", ends[slice(0, ends.shape[0])])
     kept, fields = np.flatnonzero(~last), dict[str, Any]()
     called = _CALLED | {name: name for name in infos}

@@ -1,0 +1,184 @@
+"""Parquet files, of which a part of a column is read at a time."""
+
+from __future__ import annotations
+
+import math
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from fbuf.adapter_api import foreign_files
+from fbuf_adapters.datasets._errors import DatasetError, needed, unreadable
+from fbuf_adapters.datasets._fields import Array
+
+EXTRA = "lerobot"
+"""The extra of fbuf with pyarrow."""
+
+
+def opened(parquet: Any, path: pathlib.Path) -> Any:
+    """Open a parquet file.
+
+    Raises:
+        Refusal: If it is no plain file, or would become far larger than it is.
+    """
+    size = foreign_files.size(path)
+    file = parquet.ParquetFile(path)
+    about = file.metadata
+    for group in map(about.row_group, range(about.num_row_groups)):
+        # Of equal values few are stored.
+        columns = (group.column(number) for number in range(about.num_columns))
+        largest = max([8 * group.num_rows, *(column.total_uncompressed_size for column in columns)])
+        foreign_files.require_size(largest, size)
+    foreign_files.require_size(8 * about.num_rows, size)
+    return file
+
+
+class Table:
+    """The columns of some parquet files, one file after another.
+
+    Args:
+        where: The function that was called, for errors.
+        paths: The files.
+
+    Attributes:
+        names: The names of the columns; a column of structs is one for each of their fields.
+
+    Raises:
+        DatasetError: If a file cannot be read, or has other columns than the first.
+    """
+
+    def __init__(self, where: str, paths: list[pathlib.Path]) -> None:
+        self.where, parquet = where, needed(where, "pyarrow.parquet", EXTRA)
+        arrow = needed(where, "pyarrow", EXTRA)
+        self._broken = (arrow.ArrowException, OSError, ValueError, MemoryError)
+        self._paths, self._groups = paths, list[tuple[int, Any, int]]()
+        self._starts, self.names = [0], list[str]()
+        self._held: dict[str, tuple[int, Array]] = {}
+        for number, path in enumerate(paths):
+            try:
+                file = opened(parquet, path)
+                names = [name for field in file.schema_arrow for name in _leaves(arrow, field)]
+            except self._broken as error:
+                raise unreadable(where, path, "parquet", error) from error
+            if number and names != self.names:
+                raise DatasetError(
+                    f"{where}: {path.name} has other columns than {paths[0].name}; give the files "
+                    "one after another, each with an into that takes its columns"
+                )
+            self.names = names
+            for group in range(file.num_row_groups):
+                self._groups.append((number, file, group))
+                self._starts.append(self._starts[-1] + file.metadata.row_group(group).num_rows)
+
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return self._starts[-1]
+
+    def parts(self, name: str, part: slice) -> Iterator[Array]:
+        """Yield the arrays that make up a part of a column, a group of rows each."""
+        for number, (begin, end) in enumerate(zip(self._starts, self._starts[1:], strict=False)):
+            low, high = max(part.start, begin), min(part.stop, end)
+            if low < high:
+                yield self._group(name, number)[low - begin : high - begin]
+
+    def _group(self, name: str, number: int) -> Array:
+        """Return a column of a group of rows; the one that was read last is kept."""
+        if self._held.get(name, (-1, None))[0] != number:
+            path, file, group = self._groups[number]
+            try:
+                column = file.read_row_group(group, columns=[name]).column(0).combine_chunks()
+                self._held[name] = number, self._plain(name, column)
+            except DatasetError:
+                raise
+            except self._broken as error:
+                raise unreadable(self.where, self._paths[path], "parquet", error) from error
+        return self._held[name][1]
+
+    def _plain(self, name: str, column: Any) -> Array:
+        """Return the numbers of an array of lists of lists, `[rows, ...]`."""
+        while hasattr(column.type, "fields") and column.null_count == 0:
+            column = column.field(0)  # a struct: one field of it was read
+        shape: list[int] = [len(column)]
+        inner: tuple[int, ...] = ()
+        if hasattr(column, "storage"):  # a tensor, stored as a list
+            inner, column = tuple(getattr(column.type, "shape", ())), column.storage
+        if hasattr(column, "dictionary_decode"):
+            column = column.dictionary_decode()
+        while hasattr(column.type, "value_type"):
+            lengths = column.value_lengths().to_numpy(zero_copy_only=False)
+            if column.null_count or (lengths != lengths[:1]).any():
+                self._refuse(name, "has rows of different lengths, or without a value")
+            shape.append(int(lengths[0]) if len(lengths) else 0)
+            column = column.flatten()
+        if column.null_count:
+            self._refuse(name, "has rows without a value")
+        if inner and math.prod(inner) == shape[-1]:
+            shape[-1:] = inner
+        return column.to_numpy(zero_copy_only=False).reshape(shape)
+
+    def _refuse(self, name: str, what: str) -> None:
+        raise DatasetError(
+            f"{self.where}: {foreign_files.printable(name)} {what}; fill these in, or leave the "
+            f"column out with drop=[{name!r}]"
+        )
+
+
+class Column:
+    """A column as an array, of which a part is read at a time.
+
+    Raises:
+        DatasetError: If it cannot be read, or if a row has another shape than the first.
+    """
+
+    def __init__(self, table: Table, name: str) -> None:
+        self._table, self._name = table, name
+        first = next(table.parts(name, slice(0, 1)), np.zeros(0))
+        self.shape, self.dtype = (table.rows, *first.shape[1:]), first.dtype
+
+    def __getitem__(self, part: slice) -> Array:
+        """Read some rows."""
+        found = list(self._table.parts(self._name, part))
+        if not found:
+            return np.zeros((0, *self.shape[1:]), self.dtype)
+        for some in found:
+            if some.shape[1:] != self.shape[1:] or some.dtype != self.dtype:
+                raise DatasetError(
+                    f"{self._table.where}: {self._name} is {some.dtype} {some.shape[1:]} in some "
+                    f"rows, and {self.dtype} {self.shape[1:]} in the first one; they must be alike"
+                )
+        return np.concatenate(found)
+
+
+def _leaves(arrow: Any, field: Any, above: str = "") -> Iterator[str]:
+    """Yield the names of the columns of a field, which may be a struct of fields."""
+    name = f"{above}{field.name}"
+    if not arrow.types.is_struct(field.type):
+        yield name
+        return
+    for number in range(field.type.num_fields):
+        yield from _leaves(arrow, field.type.field(number), f"{name}.")
+
+
+def files_of(where: str, path: str | os.PathLike[str]) -> list[pathlib.Path]:
+    """Return the parquet files of a directory in the order of their names, or the one file.
+
+    Raises:
+        DatasetError: If there is none in the directory, or if a link leads out of it.
+        FileNotFoundError: If there is no such file.
+    """
+    given = pathlib.Path(path)
+    if not given.exists():
+        raise FileNotFoundError(f"{where}: there is no file {os.fspath(path)!r}")
+    if not given.is_dir():
+        return [given]
+    names = sorted(entry.name for entry in given.iterdir() if entry.name.endswith(".parquet"))
+    if not names:
+        raise DatasetError(f"{where}: {os.fspath(path)!r} has no files that end in .parquet")
+    try:
+        return [foreign_files.inside(given, name, links=True) for name in names]
+    except foreign_files.Refusal as error:
+        raise unreadable(where, path, "parquet", error) from error
