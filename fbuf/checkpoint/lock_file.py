@@ -88,8 +88,7 @@ def _made(path: pathlib.Path, own: Holder) -> bool:
 def _holder(path: pathlib.Path) -> Holder | None:
     """Return the process that made the file; None if the file cannot be read, or not yet."""
     try:
-        with foreign.opened(path) as file:
-            found = json.loads(file.read(_LONGEST))
+        found = json.loads(foreign.read(path, _LONGEST))
         kinds = {name: type(value) for name, value in found.items()}
         is_whole = kinds.pop("process") is int and set(kinds.values()) == {str}
         return Holder(**found) if is_whole else None

@@ -149,8 +149,7 @@ def _lacks(of_checkpoint: _Rows, newest: Manifest, buffer: Buffer) -> bool:
     `fbuf.extend` moves rows to a buffer of another sampler, but for some that nobody can draw.
     `fbuf.resize` begins with a later lap.
     """
-    whole = buffer.in_order and buffer.alone and newest.written is None
-    if not whole or buffer.places.total != buffer.places.live:
+    if not buffer.alone or newest.written is not None or _has_lost_rows(buffer):
         return False
     wanted: list[_Row] = []
     for head, (total, live) in enumerate(
@@ -168,6 +167,14 @@ def _lacks(of_checkpoint: _Rows, newest: Manifest, buffer: Buffer) -> bool:
             alike = [(column == own).all(axis=1) for column, own in pairs]
             found[number] = np.logical_and.reduce(alike).any()
     return bool(found.mean() < 0.5) if wanted else False
+
+
+def _has_lost_rows(buffer: Buffer) -> bool:
+    """Return whether a buffer may have had rows that it has no longer."""
+    at, store = buffer.places, buffer.rows
+    if not buffer.in_order:  # then the rows of a full buffer have changed in their places
+        return sum(at.live) == store.heads * store.room
+    return at.total != at.live
 
 
 def _some(low: int, high: int) -> list[int]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from fbuf.checkpoint import files, manifest
 from fbuf.checkpoint.errors import CheckpointError, Mismatch
-from fbuf.checkpoint.signed_json import SignedJson
+from fbuf.checkpoint.signed_json import LONGEST, SignedJson
 from fbuf.checks import foreign
 
 FORMAT = 1
@@ -56,8 +56,8 @@ def folder_of(folder: pathlib.Path, shard: int) -> pathlib.Path:
 
 def part(folder: pathlib.Path, number: int) -> ShardCheckpoint:
     """Describe a checkpoint in the directory of a shard."""
-    with foreign.opened(foreign.inside(folder, manifest.name_of(number), links=False)) as file:
-        return ShardCheckpoint(number, zlib.crc32(file.read()))
+    path = foreign.inside(folder, manifest.name_of(number), links=False)
+    return ShardCheckpoint(number, zlib.crc32(foreign.read(path, LONGEST)))
 
 
 def write(folder: pathlib.Path, number: int, whole: ShardedManifest) -> None:

@@ -20,13 +20,13 @@ from fbuf.checks import foreign
 
 T = TypeVar("T")
 
-_LONGEST = 200
+_LINE = 200
 """The longest first line, in bytes."""
 
 _LAST = 99_999_999
 """The largest number that a name has room for."""
 
-_MOST = 2**28
+LONGEST = 2**28
 """The longest manifest, in bytes."""
 
 _UNLIKE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
@@ -86,7 +86,7 @@ class SignedJson:
         """Return a first line. Two checkpoints of the same number differ in it."""
         try:
             with foreign.opened(self._path(folder, number)) as file:
-                return file.readline(_LONGEST)
+                return file.readline(_LINE)
         except foreign.Refusal:
             return b""  # no line of a manifest
 
@@ -135,8 +135,8 @@ class SignedJson:
     ) -> None:
         """Refuse what `read` would refuse, or read as something else."""
         why = ""
-        if len(body) + _LONGEST > _MOST:
-            why = f"it has {len(body):,} bytes, and up to {_MOST:,} are read; give less as extra"
+        if len(body) + _LINE > LONGEST:
+            why = f"it has {len(body):,} bytes, and up to {LONGEST:,} are read; give less as extra"
         else:
             try:
                 foreign.require_json(body)
@@ -166,15 +166,14 @@ class SignedJson:
         """
         refuse = f"fbuf.{self.function}: {folder / self.name_of(number)}"
         try:
-            with foreign.opened(self._path(folder, number)) as file:
-                text = file.read(_MOST + 1)
+            text = foreign.read(self._path(folder, number), LONGEST)
         except foreign.Refusal as error:
             raise CheckpointError(f"{refuse} is damaged: {error}") from None
         except OSError as error:
             raise CheckpointError(f"{refuse} cannot be read: {error}") from error
         pattern = rf"{self.title} (\d{{1,6}}), (\d{{1,12}}) bytes, crc32 ([0-9a-f]{{8}})\n"
         head = re.match(pattern.encode(), text)
-        if head is None or len(text) > _MOST:
+        if head is None:
             raise CheckpointError(f"{refuse} is damaged: it has no first line of a manifest")
         body, version = text[head.end() :], int(head[1])
         if len(body) != int(head[2]) or zlib.crc32(body) != int(head[3], 16):

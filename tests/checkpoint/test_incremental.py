@@ -216,6 +216,7 @@ def test_a_buffer_of_an_older_checkpoint(tmp_path):
             fbuf.save(tmp_path, more(state))
 
 
+@pytest.mark.filterwarnings("ignore:fbuf.save. all rows are written")
 @pytest.mark.parametrize("goes_on", [True, False])
 @pytest.mark.parametrize(
     "options",
@@ -260,25 +261,27 @@ def test_a_buffer_that_is_new_or_emptied(tmp_path):
 def test_a_run_that_changes_its_buffer_goes_on_there(tmp_path, change):
     """Also where it ignores what its saves return."""
     values = np.random.default_rng(1).normal(size=(60, 3)).astype(np.float32)
-    state = fbuf.add(fbuf.init(jnp.zeros(3), 40), values[:30])
+    rows = lambda *part: {"x": values[slice(*part)]}
+    item = {"x": jnp.zeros(3)}
+    state = fbuf.add(fbuf.init(item, 40), rows(30))
     fbuf.save(tmp_path, state)
     if change == "extend":
-        state = fbuf.extend(fbuf.init(jnp.zeros(3), 40, sampler=fbuf.Prioritized()), state)
+        state = fbuf.extend(fbuf.init(item, 40, sampler=fbuf.Prioritized()), state)
     elif change == "resize":
         state = fbuf.resize(state, 20)
     elif change == "capacity":
         state = fbuf.load(tmp_path, capacity=80).state
     elif change == "write":
         ids = fbuf.newest_ids(state, 12)
-        state = fbuf.write(state, ids, jnp.zeros((12, 3)))
+        state = fbuf.write(state, ids, {"x": jnp.zeros((12, 3))})
     elif change == "around":
-        state = fbuf.add(fbuf.add(state, values[:40]), values[:40])
+        state = fbuf.add(fbuf.add(state, rows(40)), rows(40))
     else:
         state = fbuf.save(tmp_path / "main", state)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for turn in range(3):
-            state = fbuf.add(state, values[30 + turn : 32 + turn])
+            state = fbuf.add(state, rows(30 + turn, 32 + turn))
             if change == "backup":
                 state = fbuf.save(tmp_path / "main", state)
             fbuf.save(tmp_path, state)
@@ -299,8 +302,8 @@ def test_a_damaged_file_shows_nothing_of_the_run(tmp_path):
 
 @pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
 def test_two_buffers_over_a_mesh_by_turns_are_refused(tmp_path):
-    made = lambda: fbuf.sharded.init(jnp.zeros(()), 64, mesh=meshes.mesh(2))
-    one, other = (fbuf.sharded.add(made(), jnp.arange(8.0) + at) for at in (0, 100))
+    made = lambda: fbuf.sharded.init(jnp.zeros(()), 64, mesh=meshes.mesh(2), num_envs=4)
+    one, other = (fbuf.sharded.add(made(), jnp.arange(4.0) + at) for at in (0, 100))
     one = fbuf.sharded.save(tmp_path, one)
     with pytest.raises(fbuf.CheckpointError, match=OTHER):
         fbuf.sharded.save(tmp_path, other)

@@ -198,10 +198,7 @@ def _old_tasks(root: pathlib.Path) -> dict[int, str]:
 
 def _lines(root: pathlib.Path, name: str, *, whole: bool = False) -> list[Any]:
     """Return the JSON of each line of a file, or of the whole file."""
-    with foreign_files.opened(foreign_files.inside(root, name, links=True)) as file:
-        text = file.read(_LONGEST + 1)
-    if len(text) > _LONGEST:
-        raise ValueError(f"{name} has more than {_LONGEST:,} bytes")
+    text = foreign_files.read(foreign_files.inside(root, name, links=True), _LONGEST)
     foreign_files.require_json(text)
     return [json.loads(line) for line in ([text] if whole else text.splitlines()) if line.strip()]
 

@@ -456,11 +456,14 @@ FLIPPED[9000] ^= 1
 LAST = {"last_observation": np.zeros(1)}
 NPZ = {
     "cut off": (WHOLE[:-9000], "it is cut off, damaged, or no npz (File is not a zip file)"),
-    "a flipped byte": (bytes(FLIPPED), "it is cut off, damaged, or no npz (Bad CRC-32"),
-    "longer than it says": (LONGER.getvalue(), "no npz (y is longer than its header says)"),
+    "a flipped byte": (bytes(FLIPPED), "it is cut off, damaged, or no npz (x: Bad CRC-32"),
+    "longer than it says": (
+        LONGER.getvalue(),
+        "no npz (y: it has 20001 bytes, and 20000 by its header)",
+    ),
     "objects": (
         npz(x=np.array([{}, None]), terminated=np.zeros(2, bool)),
-        "no npz (x holds objects of Python, which are not read)",
+        "no npz (x: it holds objects of Python, which are not read)",
     ),
     "two arrays of one name": (
         TWICE.getvalue(),
