@@ -1,9 +1,9 @@
 """Whether the newest checkpoint of a directory is of another buffer than the one to save.
 
 Each save deletes old checkpoints. So two buffers that are saved to one directory by turns would
-delete each other's, and a load would return now one and now the other. Save ids tell most buffers
-apart. A buffer without one, as of a loop that ignores what `save` returns, is told by its rows: the
-newest row that it has in common with the checkpoint must be the same in both.
+delete each other's. A load would return now one and now the other. Save ids tell most buffers
+apart. A buffer without one, as of a loop that ignores what `save` returns, is told by its rows. The
+rows that it has in common with the checkpoint must be the same in both.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _AROUND = 2**31
 
 @dataclasses.dataclass(frozen=True)
 class Buffer:
-    """What is known of a buffer to save.
+    """A buffer to save, as far as it is known.
 
     Attributes:
         save_id: The save id that it carries.

@@ -30,7 +30,7 @@ LONGEST = 2**28
 """The longest manifest, in bytes."""
 
 _UNLIKE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
-"""What data of another form than that of a manifest cause."""
+"""The errors that data of another form than that of a manifest cause."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The gate for files that somebody else may have written: checkpoints, and data sets.
 
-Such a file is opened only if it is a plain file that lies inside of its directory, and what it
-declares is held against what it has before memory is taken for it. All refusals are of one class,
+Such a file is opened only if it is a plain file that lies inside of its directory. The sizes that it
+declares are held against its own before memory is taken for them. All refusals are of one class,
 which the caller names: `CheckpointError`, or `DatasetError`.
 """
 
@@ -24,7 +24,7 @@ _FREE = 2**30
 """Bytes that any file may become, however small it is."""
 
 _TIMES = 250
-"""How many times its own size a file may become, above `_FREE`. Images, sensors and actions are far
+"""A file may become so many times its own size, above `_FREE`. Images, sensors and actions are far
 below it, and so are flags that are mostly False."""
 
 _MOST_VALUES = 2**24
@@ -101,8 +101,9 @@ def _kind(mode: int) -> str:
 def inside(root: pathlib.Path, name: str, *, links: bool) -> pathlib.Path:
     """Return the path of a file that a file of the same directory names.
 
-    With `links`, a link may lead to another place in the directory, or to a file in a cache of the
-    Hugging Face hub, where all files are links: `datasets--owner--name/blobs/` and a checksum.
+    With `links`, a link may lead to another place in the directory. It may also lead to a blob in a
+    cache of the Hugging Face hub, where all files are links. Such a blob is called by its checksum,
+    in `datasets--owner--name/blobs`.
 
     Args:
         root: The directory, without links in its own path.

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fbuf.adapter_api import Sampler, check, local_path
+from fbuf_adapters.datasets import _others
 from fbuf_adapters.datasets._ends import Ends
 from fbuf_adapters.datasets._errors import DatasetError
 from fbuf_adapters.datasets._fields import NEXT, Array, flags, info_names, named, numbers, under
@@ -142,6 +143,7 @@ def _arrays(where: str, file: Hdf5, name: str, theirs: str) -> dict[str, Any]:
     if not file.has(theirs):
         raise DatasetError(
             f"{where}: the file has no {theirs!r}; it has {', '.join(file.names()) or 'nothing'}"
+            f"{_others.of_names(file.names())}"
         )
     return named({name: file.tree(theirs)})
 

@@ -6,6 +6,8 @@ import importlib
 import os
 from typing import Any
 
+from fbuf_adapters.datasets import _others
+
 
 class DatasetError(ValueError):
     """A data set cannot be loaded or written as you asked.
@@ -56,7 +58,7 @@ def unreadable(
     """
     found = DatasetError(
         f"{where}: {os.fspath(path)!r} cannot be read: it is cut off, damaged, or no {kind} "
-        f"({error})"
+        f"({error}){_others.of_directory(path)}"
     )
     found.state = getattr(error, "state", None)
     for note in getattr(error, "__notes__", ()):

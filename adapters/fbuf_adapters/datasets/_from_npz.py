@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fbuf.adapter_api import Sampler, local_path
+from fbuf_adapters.datasets import _others
 from fbuf_adapters.datasets._ends import Ends
 from fbuf_adapters.datasets._errors import DatasetError
 from fbuf_adapters.datasets._fields import NEXT, flags, under
@@ -104,6 +105,7 @@ def _flat(where: str, file: Npz) -> Flat:
             f"{where}: the file has no 'terminated', which says where episodes end; it has "
             f"{', '.join(names) or 'nothing'}; rename its arrays: observation, action, reward, "
             "next_observation, terminated, truncated; or from_arrays(renamed, terminated=...)"
+            f"{_others.of_names(names)}"
         )
     terminated = flags(where, "terminated", whole("terminated"))
     told = "truncated" in names

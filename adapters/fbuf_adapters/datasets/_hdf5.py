@@ -15,7 +15,7 @@ from fbuf.adapter_api import foreign_files
 from fbuf_adapters.datasets._errors import DatasetError, needed, unreadable
 
 _DEPTH = 16
-"""How many groups may lie in one another; a link may lead back to a group around it."""
+"""So many groups may lie in one another; a link may lead back to a group around it."""
 
 
 @contextlib.contextmanager

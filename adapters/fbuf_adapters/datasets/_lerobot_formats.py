@@ -26,7 +26,7 @@ _UNLIKE = (
     *(LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError),
     *(OSError, MemoryError),
 )
-"""What metadata of another form, or of no form, can cause. Errors of pyarrow are among them."""
+"""The errors that metadata of another form can cause. Errors of pyarrow are among them."""
 
 
 def lerobot_metadata(path: str | os.PathLike[str]) -> LeRobotMetadata:

@@ -26,7 +26,7 @@ _BROKEN = (
     *(EOFError, OSError, ValueError, SyntaxError, TypeError, LookupError, AttributeError),
     *(RuntimeError, ArithmeticError, MemoryError),  # also of a password, and of an unknown method
 )
-"""What a file that is no npz can cause in zipfile and NumPy, which both trust it."""
+"""The errors that a damaged file can cause in zipfile and NumPy, which both trust it."""
 
 
 class Unreadable(Exception):

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fbuf.adapter_api import foreign_files
+from fbuf_adapters.datasets import _others
 from fbuf_adapters.datasets._errors import DatasetError, needed, unreadable
 from fbuf_adapters.datasets._fields import Array
 
@@ -177,7 +178,10 @@ def files_of(where: str, path: str | os.PathLike[str]) -> list[pathlib.Path]:
         return [given]
     names = sorted(entry.name for entry in given.iterdir() if entry.name.endswith(".parquet"))
     if not names:
-        raise DatasetError(f"{where}: {os.fspath(path)!r} has no files that end in .parquet")
+        advice = _others.of_directory(path)
+        raise DatasetError(
+            f"{where}: {os.fspath(path)!r} has no files that end in .parquet{advice}"
+        )
     try:
         return [foreign_files.inside(given, name, links=True) for name in names]
     except foreign_files.Refusal as error:

@@ -50,9 +50,8 @@ def table(arrow, **names):
     at = whole.column_names.index("observation")
     whole = whole.set_column(at, "observation", observation)
     grid = arrow.array(GRID.tolist(), arrow.list_(arrow.list_(arrow.float32())))
-    inside = arrow.StructArray.from_arrays(
-        [grid, arrow.array(np.float32(range(12)))], ["grid", "speed"]
-    )
+    speed = arrow.array(np.arange(12, dtype=np.float32))
+    inside = arrow.StructArray.from_arrays([grid, speed], ["grid", "speed"])
     return whole.append_column("inside", inside)
 
 
@@ -128,10 +127,9 @@ def test_what_is_no_parquet_is_refused(arrow, tmp_path):
     with pytest.raises(DatasetError, match=r"has no files that end in \.parquet"):
         from_parquet(tmp_path)
     parquet.write_table(table(arrow), path)
+    said = r"is 'done', which no column is called; there are .*inside\.grid"
     for argument in ("terminated", "truncated"):
-        with pytest.raises(
-            DatasetError, match=f"{argument} is 'done', which no column is called; .*inside.grid"
-        ):
+        with pytest.raises(DatasetError, match=f"{argument} {said}"):
             from_parquet(path, **{argument: "done"})
     with pytest.raises(DatasetError, match="drop has 'x', which no column is called"):
         from_parquet(path, drop=["x"])
