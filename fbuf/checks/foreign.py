@@ -1,7 +1,7 @@
 """The gate for files that somebody else may have written: checkpoints, and data sets.
 
-Such a file is opened only if it is a plain file that lies inside of its directory. The sizes that it
-declares are held against its own before memory is taken for them. All refusals are of one class,
+Such a file is opened only if it is a plain file that lies inside of its directory. The sizes that
+it declares are held against its own before memory is taken for them. All refusals are of one class,
 which the caller names: `CheckpointError`, or `DatasetError`.
 """
 

@@ -198,7 +198,7 @@ def test_a_buffer_that_no_load_could_make_is_not_saved(folder):
 
 
 def test_a_manifest_that_could_not_be_read_is_not_written(folder, monkeypatch):
-    """Whatever has gone wrong before: here a count below 0."""
+    """Here because of a count below 0; the cause is no matter."""
     state, there = restored.load(folder).state, files(folder)
     with monkeypatch.context() as broken:
         wrong = incremental.Places((-1,), (0,), ((-1,), (-1,)))

@@ -29,7 +29,7 @@ def opened(parquet: Any, path: pathlib.Path) -> Any:
     file = parquet.ParquetFile(path)
     about = file.metadata
     for group in map(about.row_group, range(about.num_row_groups)):
-        # Of equal values few are stored.
+        # Equal values take no room in a file.
         columns = (group.column(number) for number in range(about.num_columns))
         largest = max([8 * group.num_rows, *(column.total_uncompressed_size for column in columns)])
         foreign_files.require_size(largest, size)
