@@ -994,6 +994,42 @@ MUTANTS = [
         ("_seen.get(folder, set()) & set(heads)", "_seen.get(folder, set())", "seam", ("test_save.py", "put_back")),
     ),
     *of(
+        "checkpoint/other_run.py",
+        ("    if other:\n", "    if False:\n", "gate", ("test_incremental.py", "by_turns_are")),
+        ("return newest in lineage.line(own) or own in lineage.line(newest)", "return newest in lineage.line(own)", "gate", ("test_incremental.py", "older_checkpoint")),
+        ("return newest in lineage.line(own) or own in lineage.line(newest)", "return False", "gate", ("test_incremental.py", "older_checkpoint or two_directories")),
+        ("            if not buffer.flags[row] & WRITTEN and", "            if", "gate", ("test_incremental.py", "changes_its")),
+        ("        return sum(total) < sum(saved)\n", "        return False\n", "gate", ("test_incremental.py", "emptied")),
+        ("        return sum(total) < sum(saved)\n", "        return True\n", "gate", ("test_incremental.py", "changes_its")),
+        ("            npy.check(self._folder, file, expected)\n", "", "gate", ("test_incremental.py", "shows_nothing")),
+        ("    return bool(found.mean() < 0.5) if wanted else False", "    return bool(wanted)", "gate", ("test_incremental.py", "changes_its")),
+        ("    if not buffer.alone or newest.written", "    if newest.written", "gate", ("test_incremental.py", "mesh_by_turns")),
+        ("        return sum(at.live) == store.heads * store.room\n", "        return True\n", "gate", ("test_incremental.py", "by_turns_are")),
+        ("    return at.total != at.live\n", "    return False\n", "gate", ("test_incremental.py", "changes_its")),
+        ('    if not any(newest.live["rows"]) or', "    if", "gate", ("test_incremental.py", "emptied")),
+    ),
+    *of(
+        "checkpoint/signed_json.py",
+        ("        if newest == _LAST:\n", "        if False:\n", "gate", ("test_foreign_checkpoints.py", "last_number")),
+        ("        self._require_readable(body, content, version, parse)\n", "", "gate", ("test_foreign_checkpoints.py", "could_not_be_read")),
+        ('            return b""  # no line of a manifest\n', "            raise\n", "gate", ("test_foreign_checkpoints.py", "no_plain_file_is_damage")),
+    ),
+    *of(
+        "ops/remade.py",
+        ("        return _made(described, state.sampler, layout.tree)\n    except", "        return jax.eval_shape(lambda: state)\n    except", "gate", ("test_foreign_checkpoints.py", "no_load_could")),
+    ),
+    *of(
+        "checks/foreign.py",
+        ("    size(path)\n    return open(", "    return open(", "gate", ("test_foreign.py", "plain_file")),
+        (' | getattr(os, "O_NONBLOCK", 0)', "", "gate", ("test_foreign.py", "takes_the_place")),
+        ("        if path.is_symlink() and not (links and _may_lead(root, path)):", "        if path.is_symlink() and not links:", "gate", ("test_foreign.py", "link_leads")),
+        ('("", ".", "..")', '("", ".")', "gate", ("test_foreign.py", "leads_out")),
+        ("    if not name.isprintable() or os.path.isabs(name)", "    if os.path.isabs(name)", "gate", ("test_foreign.py", "leads_out")),
+        ("max(_FREE, _TIMES * stored)", "_TIMES * stored", "gate", ("test_foreign.py", "far_more or mostly")),
+        ("bool(is_blob and _CACHE.fullmatch(blobs.parent.name))", "bool(is_blob)", "gate", ("test_foreign.py", "link_leads")),
+        ("    if text.isprintable():\n", "    if True:\n", "gate", ("test_foreign.py", "escape")),
+    ),
+    *of(
         "checkpoint/reader.py",
         ("    elif lineage.of_cursor(cursor) != found.save_id:\n", "    elif False:\n", "read", ("test_incremental.py", "another_checkpoint")),
         ("        cursor[3] = lineage.NONE\n", "        pass\n", "read", ("test_old_formats.py", "mark")),
@@ -1279,8 +1315,28 @@ MUTANTS = [
         ("told = bool(cut.any())", 'told = "timeouts" in file', "episode end", ("test_datasets_ends.py", "everywhere")),
     ),
     *of(
+        f"{DATASETS}/_hdf5.py",
+        ("            if isinstance(link, self._h5py.ExternalLink):\n", "            if False:\n", "gate", ("test_foreign_files.py", "no_other_file")),
+        ("        if node.external or node.is_virtual:\n", "        if False:\n", "gate", ("test_foreign_files.py", "no_other_file")),
+        ("            foreign_files.require_size(declared, self._size)\n", "            pass\n", "gate", ("test_foreign_files.py", "does_not_have")),
+    ),
+    *of(
+        f"{DATASETS}/_parquet.py",
+        ("low - begin : high - begin", "low - begin : high - low", "read", ("test_tables.py", "group_at_a_time")),
+        ("        if column.null_count:\n", "        if False:\n", "gate", ("test_tables.py", "is_named")),
+        ("            shape[-1:] = inner\n", "            pass\n", "read", ("test_tables.py", "tensors")),
+    ),
+    *of(
+        f"{DATASETS}/_lerobot_formats.py",
+        ("if not chunk or not 0 < fps < math.inf:", "if not chunk:", "gate", ("test_foreign_files.py", "metadata_of_lerobot")),
+        ("        return _filled(template, parts)\n", "        return template.format(**parts)\n", "gate", ("test_foreign_files.py", "metadata_of_lerobot")),
+        ("    paths = {name: foreign_files.inside(root, name, links=True) for name", "    paths = {name: root / name for name", "gate", ("test_foreign_files.py", "metadata_of_lerobot")),
+    ),
+    *of(
         f"{DATASETS}/_npz_members.py",
         ("            self._open()  # anew", "            pass  # anew", "seam", ("test_datasets_ends.py", "jump_is")),
+        ("            if declared != there:\n", "            if False:\n", "gate", ("test_foreign_files.py", "takes_no_memory")),
+        ("                foreign_files.require_size(declared, size)\n", "", "gate", ("test_foreign_files.py", "many_gigabytes")),
     ),
     *of(
         f"{DATASETS}/_target.py",
@@ -1407,6 +1463,7 @@ MUTANTS = [
         ("whole = any(begin.startswith(f\"{name}.\") for name in drop)", "whole = False", "disk", ("test_disks.py", "cannot_be_changed")),
         ("        if not jax.tree.leaves(inner):", "        if whole:", "disk", ("test_disks.py", "cannot_be_changed")),
         ("    if not node and node is not tree:", "    if False:", "disk", ("test_disks.py", "goes_with")),
+        ('            if f"{field}.".startswith(f"{name}."):\n', "            if field == name:\n", "gate", ("test_foreign_checkpoints.py", "not_dropped")),
         ("        if more or less:\n", "        if False:\n", "disk", ("test_disks.py", "fields_are")),
     ),
     *of(
@@ -1486,6 +1543,7 @@ MUTANTS = [
     ),
     *of(
         "checkpoint/lock.py",
+        ("            foreign.size(foreign.inside(path.parent, path.name, links=False))\n", "            pass\n", "gate", ("test_foreign_checkpoints.py", "no_link")),
         ("            raise OSError(error.errno, error.strerror, str(folder / NAME)) from error", "            raise", "disk", ("test_disks.py", "names_its_file")),
     ),
     *of(

@@ -58,7 +58,7 @@ def unreadable(
     """
     found = DatasetError(
         f"{where}: {os.fspath(path)!r} cannot be read: it is cut off, damaged, or no {kind} "
-        f"({error}){_others.of_directory(path)}"
+        f"({error}){_others.of_path(path)}"
     )
     found.state = getattr(error, "state", None)
     for note in getattr(error, "__notes__", ()):

@@ -211,6 +211,9 @@ def _plain(root: pathlib.Path, file: pathlib.Path) -> pathlib.Path:
 
 
 def _table(where: str, root: pathlib.Path, file: pathlib.Path, columns: list[str] | None) -> Any:
-    parquet = needed(where, "pyarrow.parquet", EXTRA)
-    with _parquet.opened(parquet, _plain(root, file)) as opened:
-        return opened.read(columns=columns)
+    parquet, path = needed(where, "pyarrow.parquet", EXTRA), _plain(root, file)
+    try:
+        with _parquet.opened(parquet, path) as opened:
+            return opened.read(columns=columns)
+    except _UNLIKE as error:
+        raise unreadable(where, path, "parquet", error) from error

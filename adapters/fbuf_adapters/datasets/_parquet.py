@@ -178,7 +178,7 @@ def files_of(where: str, path: str | os.PathLike[str]) -> list[pathlib.Path]:
         return [given]
     names = sorted(entry.name for entry in given.iterdir() if entry.name.endswith(".parquet"))
     if not names:
-        advice = _others.of_directory(path)
+        advice = _others.of_path(path)
         raise DatasetError(
             f"{where}: {os.fspath(path)!r} has no files that end in .parquet{advice}"
         )

@@ -363,6 +363,52 @@ def test_a_pipe_in_a_data_set_of_lerobot_is_not_waited_for(name, robot):
         from_lerobot(folder)
 
 
+def test_a_pointer_of_git_lfs_is_named(robot, tmp_path):
+    """A clone without Git LFS has 130 bytes of words in place of each large file."""
+    from fbuf_adapters.datasets import from_lerobot
+
+    folder = robot()
+    words = b"version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 12345\n"
+    npz = tmp_path / "rows.npz"
+    npz.write_bytes(words)
+    with pytest.raises(DatasetError, match="pointer of Git LFS, .* run git lfs pull"):
+        from_npz(npz)
+    for name in ("data", "meta"):
+        for path in (folder / name).rglob("*.parquet"):
+            path.write_bytes(words)
+        with pytest.raises(DatasetError, match="pointer of Git LFS, .* run git lfs pull"):
+            from_lerobot(folder)
+
+
+@pytest.mark.parametrize(
+    ("library", "names"),
+    {
+        "Robomimic": ["data/demo_0/actions", "mask/train"],
+        "d3rlpy": ["columns", "num_episodes"],
+    }.items(),
+)
+def test_hdf5_of_another_library_is_named(library, names, tmp_path):
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "rows.hdf5", "w") as file:
+        for name in names:
+            file[name] = np.zeros(3)
+    with pytest.raises(DatasetError, match=f"looks like a file of {library}: .*from_arrays"):
+        from_d4rl(tmp_path / "rows.hdf5")
+
+
+def test_chunks_of_dreamer_and_zarr_are_named(tmp_path):
+    path = saved(
+        tmp_path / "chunk.npz",
+        {"image": np.zeros(3), "is_first": np.zeros(3), "is_last": np.zeros(3)},
+    )
+    with pytest.raises(DatasetError, match=r"looks like a file of DreamerV3: .*from_arrays"):
+        from_npz(path)
+    (tmp_path / "data.zarr").mkdir()
+    (tmp_path / "data.zarr" / "zarr.json").write_text("{}")
+    with pytest.raises(DatasetError, match=r"looks like zarr: .*from_arrays"):
+        from_npz(tmp_path / "data.zarr")
+
+
 ANY = [
     *(None, True, -1, 0, 2**40, 1e300, float("nan"), "", "../x", "/etc/passwd", "\x1b[2J", "x"),
     *([], [[]], {}, {"a": 1}, "{chunk_index:09d}", "{episode_index!r}", "{video_key:>9999}"),
