@@ -371,12 +371,12 @@ def test_a_pointer_of_git_lfs_is_named(robot, tmp_path):
     words = b"version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 12345\n"
     npz = tmp_path / "rows.npz"
     npz.write_bytes(words)
-    with pytest.raises(DatasetError, match="pointer of Git LFS, .* run git lfs pull"):
+    with pytest.raises(DatasetError, match=r"pointer of Git LFS, .* run git lfs pull"):
         from_npz(npz)
     for name in ("data", "meta"):
         for path in (folder / name).rglob("*.parquet"):
             path.write_bytes(words)
-        with pytest.raises(DatasetError, match="pointer of Git LFS, .* run git lfs pull"):
+        with pytest.raises(DatasetError, match=r"pointer of Git LFS, .* run git lfs pull"):
             from_lerobot(folder)
 
 
