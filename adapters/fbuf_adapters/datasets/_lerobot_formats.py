@@ -167,18 +167,18 @@ def _filled(template: str, parts: dict[str, Any]) -> str:
     def value(found: re.Match[str]) -> str:
         return format(parts[found[1]], found[2] or "")
 
-    return re.sub(r"\{([a-z_]+)(?::(0?\d{0,2}d?))?\}", value, template)
+    filled = re.sub(r"\{([a-z_]+)(?::(0?\d{0,2}d?))?\}", value, template)
+    if "{" in filled or "}" in filled:
+        raise ValueError(f"a path is {foreign_files.printable(filled)[:80]!r}")
+    return filled
 
 
 def _new_episodes(where: str, root: pathlib.Path) -> list[Any]:
     """Return the episodes of format v3.0, of which many are in each file."""
     found: list[Any] = []
     for file in sorted((root / "meta" / "episodes").glob("*/*.parquet")):
-        with needed(where, "pyarrow.parquet", EXTRA).ParquetFile(_plain(root, file)) as parquet:
-            names = parquet.schema_arrow.names
         # Statistics are most of the file.
-        wanted = [name for name in names if not name.startswith(("stats/", "tasks"))]
-        found += _table(where, root, file, wanted).to_pylist()
+        found += _table(where, root, file, leave_out=("stats/", "tasks")).to_pylist()
     return found
 
 
@@ -187,7 +187,7 @@ def _old_episodes(root: pathlib.Path) -> list[Any]:
 
 
 def _new_tasks(where: str, root: pathlib.Path) -> dict[int, str]:
-    rows = _table(where, root, root / "meta" / "tasks.parquet", None).to_pylist()
+    rows = _table(where, root, root / "meta" / "tasks.parquet").to_pylist()
     return {_count(row.pop("task_index")): str(*row.values()) for row in rows}
 
 
@@ -210,10 +210,14 @@ def _plain(root: pathlib.Path, file: pathlib.Path) -> pathlib.Path:
     return path
 
 
-def _table(where: str, root: pathlib.Path, file: pathlib.Path, columns: list[str] | None) -> Any:
+def _table(
+    where: str, root: pathlib.Path, file: pathlib.Path, leave_out: tuple[str, ...] = ()
+) -> Any:
+    """Return a parquet file without the columns whose names begin with some words."""
     parquet, path = needed(where, "pyarrow.parquet", EXTRA), _plain(root, file)
     try:
         with _parquet.opened(parquet, path) as opened:
-            return opened.read(columns=columns)
+            names: list[str] = opened.schema_arrow.names
+            return opened.read(columns=[name for name in names if not name.startswith(leave_out)])
     except _UNLIKE as error:
         raise unreadable(where, path, "parquet", error) from error

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import jax
 import numpy as np
 
-from fbuf.adapter_api import Sampler, local_path
+from fbuf.adapter_api import Sampler, foreign_files, local_path
 from fbuf_adapters.datasets._blocks import Block
-from fbuf_adapters.datasets._errors import DatasetError, needed
+from fbuf_adapters.datasets._errors import DatasetError, needed, unreadable
 from fbuf_adapters.datasets._fields import (
     Array,
     flags,
@@ -105,10 +106,25 @@ def _opened(minari: Any, dataset: Any) -> Any:
     folder = str(local_path("from_minari", dataset))
     for path in (os.path.join(folder, "data"), folder):
         if os.path.exists(os.path.join(path, "metadata.json")):
+            _require_plain(path)
             return minari.MinariDataset(path)
     if isinstance(dataset, str):
+        kept = minari.storage.datasets_root_dir.get_dataset_path(dataset)
+        _require_plain(os.path.join(kept, "data"))
         return minari.load_dataset(dataset)
     raise FileNotFoundError(f"from_minari: there is no data set of Minari in {folder!r}")
+
+
+def _require_plain(folder: str) -> None:
+    """Refuse files that Minari would wait for, or that lie in another directory."""
+    root = pathlib.Path(folder).resolve()
+    for name in ("metadata.json", "main_data.hdf5"):
+        try:
+            path = foreign_files.inside(root, name, links=True)
+            if path.exists():
+                foreign_files.size(path)
+        except foreign_files.Refusal as error:
+            raise unreadable("from_minari", root / name, "data set of Minari", error) from error
 
 
 class _Episodes:

@@ -258,6 +258,23 @@ def test_hdf5_that_declares_rows_it_does_not_have(tmp_path):
         from_d4rl(path)
 
 
+def test_files_of_minari_that_are_no_plain_ones(tmp_path):
+    pytest.importorskip("minari")
+    from fbuf_adapters.datasets import from_minari
+
+    folder = tmp_path / "mine" / "data"
+    folder.mkdir(parents=True)
+    os.mkfifo(folder / "metadata.json")
+    with pytest.raises(DatasetError, match="it is a pipe, and no plain file"):
+        from_minari(tmp_path / "mine")
+    (folder / "metadata.json").unlink()
+    (folder / "metadata.json").write_text("{}")
+    (tmp_path / "secret.hdf5").write_text("")
+    (folder / "main_data.hdf5").symlink_to(tmp_path / "secret.hdf5")
+    with pytest.raises(DatasetError, match=r"main_data\.hdf5 is a link to .*secret\.hdf5"):
+        from_minari(tmp_path / "mine")
+
+
 # --- LeRobot -------------------------------------------------------------------------------------
 
 

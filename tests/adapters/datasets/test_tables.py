@@ -8,7 +8,8 @@ from support.episodes import episodes, flat
 import fbuf
 from fbuf.host import HostStore
 
-ROWS, TERMINATED, TRUNCATED, _ = flat(episodes([3, 4, 5]))
+pytestmark = pytest.mark.filterwarnings("ignore:.*lacks the next observations of 1 row")
+ROWS, TERMINATED, TRUNCATED, LATER = flat(episodes([3, 4, 5]))
 CASTS = {"reward": "float32", "action": "int32"}
 GRID = np.arange(12 * 6, dtype=np.float32).reshape(12, 2, 3)
 WANTED = {**ROWS, "inside": {"grid": GRID, "speed": np.arange(12, dtype=np.float32)}}
@@ -85,6 +86,26 @@ def test_a_directory_of_parquet_files_and_other_names(arrow, tmp_path):
         from_parquet(tmp_path, terminated="done", drop=["timeout"], casts=CASTS)
 
 
+def test_next_observations_are_those_of_the_table(arrow, tmp_path):
+    import pyarrow.parquet as parquet
+
+    whole = table(arrow).drop_columns(["inside"])
+    whole = whole.append_column("next_observation", arrow.array(LATER.tolist()))
+    parquet.write_table(whole, tmp_path / "rows.parquet")
+    ends = {"terminated": TERMINATED, "truncated": TRUNCATED, "next_observation": LATER}
+    casts = {**CASTS, "next_observation": "float32"}
+    rows = [
+        fbuf.rows(state, view=fbuf.Transition())
+        for state in (
+            from_parquet(tmp_path / "rows.parquet", drop=[], next_of="observation", casts=casts),
+            from_arrays(ROWS, **ends, **OPTIONS),
+        )
+    ]
+    assert rows[0].mask.all()
+    np.testing.assert_array_equal(rows[0].data.next_observation, rows[1].data.next_observation)
+    np.testing.assert_array_equal(rows[0].data.next_observation, LATER)
+
+
 def test_a_column_of_tensors(arrow, tmp_path):
     import pyarrow.parquet as parquet
 
@@ -152,7 +173,7 @@ def test_a_small_parquet_file_that_declares_many_rows(arrow, tmp_path):
     with parquet.ParquetWriter(path, many.schema) as file:
         for _ in range(40):
             file.write_table(many)
-    with pytest.raises(DatasetError, match=r"KiB declare arrays of 1\.2 GiB"):
+    with pytest.raises(DatasetError, match=r"MiB declare arrays of 1\.2 GiB"):
         from_parquet(path)
 
 
