@@ -65,13 +65,13 @@ def ancestors(save_id: int) -> Iterator[int]:
         save_id = _parents.get(save_id, NONE)
 
 
-def line(save_id: int) -> set[int]:
-    """Return an id and all ids before it, also that of a damaged checkpoint: it is the same run."""
-    found: set[int] = set()
-    while save_id != NONE and save_id not in found:
-        found.add(save_id)
+def line(save_id: int) -> Iterator[int]:
+    """Yield an id and all ids before it, also that of a damaged checkpoint: it is the same run."""
+    seen: set[int] = {NONE}
+    while save_id not in seen:
+        yield save_id
+        seen.add(save_id)
         save_id = _parents.get(save_id, NONE)
-    return found
 
 
 def distrust(save_id: int) -> None:

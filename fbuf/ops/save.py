@@ -76,7 +76,8 @@ def save(
         OSError: If the directory cannot be written to, or the disk is full. Earlier checkpoints
             stay as they are.
         CheckpointError: If a checkpoint of the directory was neither saved by this process, nor
-            there when it loaded one: another run would lose it. Also if the directory has
+            there when it loaded one: another run would lose it. Also if the newest one is of
+            another buffer, whose rows this one does not have. Also if the directory has
             checkpoints of a newer fbuf, or of buffers of another item. Also if this save joins
             files, and one of them is damaged; the next save then writes all rows. Also if no load
             could read what would be written, as of a state that was put together by hand.
