@@ -28,7 +28,7 @@ def same(state, expected=WANTED):
         for part, values in parts:
             found = rows.data[name][part] if part else rows.data[name]
             assert found.dtype == (other.data[name][part] if part else other.data[name]).dtype
-            np.testing.assert_array_equal(found, values)
+            np.testing.assert_array_equal(found, values.astype(found.dtype))
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_next_observations_are_those_of_the_table(arrow, tmp_path):
     whole = whole.append_column("next_observation", arrow.array(LATER.tolist()))
     parquet.write_table(whole, tmp_path / "rows.parquet")
     ends = {"terminated": TERMINATED, "truncated": TRUNCATED, "next_observation": LATER}
-    casts = {**CASTS, "next_observation": "float32"}
+    casts = {**CASTS, "observation": "float32", "next_observation": "float32"}
     rows = [
         fbuf.rows(state, view=fbuf.Transition())
         for state in (
