@@ -1322,9 +1322,9 @@ MUTANTS = [
     ),
     *of(
         f"{DATASETS}/_parquet.py",
-        ("low - begin : high - begin", "low - begin : high - low", "read", ("test_tables.py", "group_at_a_time")),
+        ("low - begin : high - begin", "low - begin : high - low", "gate", ("test_tables.py", "group_at_a_time")),
         ("        if column.null_count:\n", "        if False:\n", "gate", ("test_tables.py", "is_named")),
-        ("            shape[-1:] = inner\n", "            pass\n", "read", ("test_tables.py", "tensors")),
+        ("            shape[-1:] = inner\n", "            pass\n", "gate", ("test_tables.py", "tensors")),
     ),
     *of(
         f"{DATASETS}/_lerobot_formats.py",
