@@ -187,6 +187,11 @@ def _names(where: str, drop: Any) -> tuple[str, ...]:
 
 def _values(where: str, name: str, series: Any) -> Any:
     """Return a column of a data frame as an array; one of arrays or lists as `[rows, ...]`."""
+    if _missing(series):  # which `to_numpy` would make NaN
+        raise DatasetError(
+            f"{where}: {name} has rows without a value; fill these in, or leave the column out "
+            f"with drop=[{name!r}]"
+        )
     found = np.asarray(series.to_numpy())
     if found.dtype != object:
         return found
@@ -204,3 +209,11 @@ def _values(where: str, name: str, series: Any) -> Any:
             f"stored; make numbers of them, or leave it out with drop=[{name!r}]"
         )
     return stacked
+
+
+def _missing(series: Any) -> bool:
+    """Return whether rows of a column have no value. NaN in a column of NumPy's floats is one."""
+    if hasattr(series, "null_count"):  # of polars
+        return bool(series.null_count())
+    of_numpy = isinstance(getattr(series, "dtype", np.dtype(object)), np.dtype)
+    return not of_numpy and bool(series.isna().any())

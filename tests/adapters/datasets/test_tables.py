@@ -191,6 +191,13 @@ class Frame(dict):
         return Series(dict.__getitem__(self, name))
 
 
+class Given(Frame):
+    """A data frame of columns that are given."""
+
+    def __getitem__(self, name):
+        return dict.__getitem__(self, name)
+
+
 class Series:
     def __init__(self, values):
         self._values = values
@@ -234,8 +241,16 @@ def test_a_data_frame_of_pandas_with_an_index_and_other_names():
     with pytest.raises(DatasetError, match="each must have a name of its own"):
         from_pandas(twice, terminated="done")
     missing = given.assign(x=pandas.array([1] * 11 + [None], dtype="Int64"))
-    with pytest.raises(DatasetError, match="x holds ints or missing values"):
+    with pytest.raises(DatasetError, match="x has rows without a value"):
         from_pandas(missing, terminated="done")
+
+
+def test_a_missing_value_is_no_nan():
+    """A column of integers without a value somewhere is floats to NumPy, as pandas and polars say."""
+    column = Series(np.array([1.0, np.nan]))
+    column.null_count = lambda: 1
+    with pytest.raises(DatasetError, match="x has rows without a value"):
+        from_pandas(Given(x=column, terminated=Series(np.zeros(2, bool))))
 
 
 def test_what_is_no_data_frame():
