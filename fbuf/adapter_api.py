@@ -6,6 +6,7 @@ from one version to the next, together with the adapters of this repository.
 """
 
 from fbuf.checkpoint.config import unknown_item
+from fbuf.checkpoint.files import make_folder
 from fbuf.checkpoint.files import write as write_files
 from fbuf.checkpoint.free_space import explained as explain_full_disk
 from fbuf.checkpoint.free_space import require as require_free_space
@@ -30,7 +31,7 @@ from fbuf.ops.sample import planned as plan_draws
 from fbuf.ops.spec import BufferSpec
 from fbuf.runtime.batch_stream import BatchDrawer, BatchStream, Drawn
 from fbuf.runtime.fixed_arguments import arguments as fixed_arguments
-from fbuf.runtime.interrupts import Calls, at_once, uninterrupted
+from fbuf.runtime.interrupts import Calls, at_once, of_newest, uninterrupted
 from fbuf.runtime.processes import check_stays as check_stays_in_process
 from fbuf.runtime.processes import stays as stays_in_process
 from fbuf.runtime.thread import Cancelled
@@ -92,6 +93,8 @@ __all__ = [
     "following",
     "foreign_files",
     "local_path",
+    "make_folder",
+    "of_newest",
     "opaque",
     "opaque_all",
     "opened_for_report",

@@ -35,7 +35,7 @@ from fbuf.views.gather import Requested
 class Contents:
     """Changes an index and its rows together. Another adapter may build on it.
 
-    Call its methods with `lock` held; only `ask` and `changing` take the lock themselves.
+    Call its methods with `lock` held; only `ask`, `still` and `changing` take the lock.
 
     Attributes:
         lock: Held while the contents are read or changed.
@@ -59,6 +59,7 @@ class Contents:
             ends = index.next_obs.owner.shape[0]
             self.kept = Rows(index.next_obs.rows.layout, ends, folder)
         self.owned = False
+        self._reads = 0
         self._takings: weakref.WeakSet[Taking] = weakref.WeakSet()
         """Drawn batches whose rows may not have been taken yet."""
         self._process = os.getpid()
@@ -131,7 +132,7 @@ class Contents:
 
     def ask(self, operation: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Return the result of a function of fbuf that reads the index alone."""
-        with self.lock:
+        with self.still():
             return operation(self.index, *args, **options)
 
     def add(self, given: dict[str, Any], time_major: bool) -> None:
@@ -174,9 +175,28 @@ class Contents:
         self._takings.clear()
 
     @contextlib.contextmanager
-    def changing(self) -> Generator[None]:
-        """Make a change whole and in one thread, also if a signal such as Ctrl-C comes."""
+    def still(self) -> Generator[None]:
+        """Read in one thread, without a change in between by a signal handler."""
         with self.lock:
+            self._reads += 1
+            try:
+                yield
+            finally:
+                self._reads -= 1
+
+    @contextlib.contextmanager
+    def changing(self) -> Generator[None]:
+        """Make a change whole and in one thread, also if a signal such as Ctrl-C comes.
+
+        Raises:
+            RuntimeError: In the midst of a read, where only a signal handler can call it.
+        """
+        with self.lock:
+            if self._reads:
+                raise RuntimeError(
+                    "HostStore: a signal handler changes the store in the midst of a read; have "
+                    "the handler set a flag, and look at it between two calls"
+                )
             self.settle()
             with uninterrupted():
                 yield

@@ -215,7 +215,7 @@ class HostStore(Generic[Item]):
 
     def check_finite(self) -> None:
         """Raise if a stored row holds NaN or an infinity, as `fbuf.check_finite` does."""
-        with self.lock:
+        with self.contents.still():
             check_rows("HostStore.check_finite", self.contents.index, *self.contents.reading())
 
     def clear(self) -> None:
@@ -253,7 +253,7 @@ class HostStore(Generic[Item]):
             ValueError: As `fbuf.sample`.
             TypeError: As `fbuf.sample`.
         """
-        with self.lock:
+        with self.contents.still():
             _refuse_noting(self.contents.index.sampler)
             return self._draw(self._asked(key, batch_size, view, beta, step, count), view)[0]
 
@@ -284,9 +284,10 @@ class HostStore(Generic[Item]):
         """
         with self.lock:
             require_noting("draw", self.contents.index.sampler)
-            given = self._asked(key, batch_size, view, beta, None, count)
             # A signal that comes before the batch is there raises before its rows count as drawn.
-            batch, noted = self._draw(given, view)
+            with self.contents.still():
+                given = self._asked(key, batch_size, view, beta, None, count)
+                batch, noted = self._draw(given, view)
             with self.contents.changing():
                 self.contents.index = noted(self.contents.index)
             return batch
@@ -323,7 +324,7 @@ class HostStore(Generic[Item]):
             TypeError: If `key` is no key of `jax.random`.
         """
         check.key("HostStore.batches", key)
-        with self.lock:
+        with self.contents.still():
             _refuse_noting(self.contents.index.sampler)
             first = 0 if self.contents.index.sampler.without_replacement else None
             given = self._asked(key, batch_size, view, beta, first, None)
@@ -336,7 +337,7 @@ class HostStore(Generic[Item]):
         self, ids: fbuf.Ids, *, view: View[Data] = fbuf.Item(), key: Any = None
     ) -> fbuf.Batch[Data]:
         """Read rows by their ids, as `fbuf.read` does."""
-        with self.lock:
+        with self.contents.still():
             given = {"ids": ids, "view": view, "key": key}
             given = call.checked(fbuf.read, self.contents.index, given)
             require_key(view, key)
@@ -350,12 +351,12 @@ class HostStore(Generic[Item]):
 
     def rows(self, *, view: View[Data] = fbuf.Item()) -> fbuf.Batch[Data]:
         """Read all rows, the newest last, as `fbuf.rows` does; on the device they must fit."""
-        with self.lock:
+        with self.contents.still():
             return self.read(programs.all_rows(self.contents.index), view=view)
 
     def rollout(self, *, view: View[Data] = fbuf.Item()) -> fbuf.Rollout[Data]:
         """Read all rows, the oldest first, as `fbuf.rollout` does; on the device they must fit."""
-        with self.lock:
+        with self.contents.still():
             refuse("rollout", self.contents.index.sampler)
             batch = self.read(programs.in_order(self.contents.index), view=view)
             return fbuf.Rollout.of(batch)
@@ -366,10 +367,11 @@ class HostStore(Generic[Item]):
         """Read the oldest unread rows, which then count as read, as `fbuf.pop` does."""
         with self.lock:
             given = _given(mask=mask) | {"count": count, "keep": keep, "view": view}
-            given = call.checked(fbuf.pop, self.contents.index, given)
-            mask = given.pop("mask", None)
             # A signal that comes while they are read raises before they count as read.
-            batch = self.read(programs.next_ids(self.contents.index, mask, **given), view=view)
+            with self.contents.still():
+                given = call.checked(fbuf.pop, self.contents.index, given)
+                mask = given.pop("mask", None)
+                batch = self.read(programs.next_ids(self.contents.index, mask, **given), view=view)
             with self.contents.changing():
                 self.contents.index = programs.pop(self.contents.index, mask, **given)
             return fbuf.Rollout.of(batch)

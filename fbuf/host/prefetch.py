@@ -49,7 +49,7 @@ class Batches:
             draw: Takes the number of a batch, and returns a function that makes the batch.
             prefetch: The number of batches to keep ready.
         """
-        self._lock = contents.lock
+        self._lock, self._still = contents.lock, contents.still
         check.integer("HostStore.batches", "prefetch", prefetch)
         self._stream = BatchStream(_NumberedDrawer(draw), 0, 1, prefetch, "fbuf-host")
         self._closed = False
@@ -66,7 +66,7 @@ class Batches:
         """
         drawn = None
         try:
-            with self._lock:
+            with self._still():
                 if self._closed:
                     raise _closed()
                 drawn = self._stream.next(None, 1, None)

@@ -16,19 +16,23 @@ class Taking:
     def __init__(self, take: Callable[[], Any]) -> None:
         """Nothing is taken yet."""
         self._take: Callable[[], Any] | None = take
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._taken: Any = None
         self._error: Exception | None = None
 
     def settle(self) -> None:
         """Take them, if they have not been taken; what goes wrong is for whoever wants them."""
         with self._lock:
+            if self._take is None:
+                return
+            taken = error = None
+            try:
+                taken = self._take()
+            except Exception as raised:
+                error = raised
+            # A signal handler that changes the store takes them before: these may be newer rows.
             if self._take is not None:
-                try:
-                    self._taken = self._take()
-                except Exception as error:
-                    self._error = error
-                self._take = None
+                self._taken, self._error, self._take = taken, error, None
 
     def __call__(self) -> Any:
         """Return the taken rows."""

@@ -81,6 +81,24 @@ class Transitions:
         # microsecond or two.
         slots = (self._newest + ahead) - ages
         leaves = self._rows.take(slots, self._rows.all)
+        return self._with_following(leaves, slots, ages, ahead)
+
+    def leaf(self, ages: Integers, number: int) -> Array:
+        """Take one leaf of rows by their age, by its number in `item`. The others are not read."""
+        return self._rows.leaf(self._newest - ages, number)
+
+    def following(self, ages: Integers) -> list[Array]:
+        """Take the next observations of rows by their age, and no other leaf."""
+        return self._with_following([], self._newest - ages, ages, 0).following
+
+    def flags(self, ages: Integers) -> Array:
+        """Take the flags of rows by their age; see `fbuf.storage.ring`."""
+        return self._flags.take(self._newest - ages, mode="wrap")
+
+    def _with_following(
+        self, leaves: list[Array], slots: Integers, ages: Integers, ahead: int
+    ) -> Taken:
+        """Take the next observations of rows, whose other leaves are these."""
         following = self._rows.take(slots + self._lanes, self._wanted)
         flags = self._flags.take(slots, mode="wrap")
         (aside,) = (flags & ENDS).nonzero()
@@ -138,6 +156,14 @@ class _Rows:
             else rows[str(n)].copy()
             for n in leaves
         ]
+
+    def leaf(self, slots: Integers, number: int) -> Array:
+        """Take one leaf of rows, by its number; slots are taken around the end."""
+        if number in self._wide:
+            return self._wide[number].take(slots, axis=0, mode="wrap")
+        # `take` would copy the whole column first, because it does not lie in one piece.
+        rows = np.ndarray(len(self._words), self._record, self._words)
+        return rows[str(number)][slots % len(rows)]
 
 
 def _seen(array: Any) -> Array:

@@ -30,17 +30,22 @@ import _thread
 import collections
 import contextlib
 import functools
+import importlib
 import itertools
 import signal
 import threading
 from collections.abc import Callable, Generator, Hashable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
-_NAMES = "SIGINT", "SIGTERM", "SIGHUP", "SIGALRM", "SIGUSR1", "SIGUSR2"
-_SIGNALS = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
-"""Signals whose handlers raise in programs: Ctrl-C, preemption, a time limit."""
+S = TypeVar("S")
+T = TypeVar("T")
+
+# The part of `signal` in C: `signal` makes enums of handlers and numbers, which takes microseconds.
+_signal: Any = importlib.import_module("_signal")
+_SIGNALS = sorted(map(int, signal.valid_signals()))
+"""All signals. Few of them have a handler in Python: Ctrl-C, preemption, a time limit."""
 
 
 class _Later:
@@ -74,22 +79,22 @@ def uninterrupted() -> Generator[None]:
     put: list[tuple[int, _Later]] = []
     try:
         for number in _SIGNALS:
-            handler = signal.getsignal(number)
+            handler = _signal.getsignal(number)
             if isinstance(handler, _Later):
                 if handler.waiting is not None:  # the block around this one has it wait
                     continue
                 handler = handler.handler
             if callable(handler):
                 put.append((number, _Later(handler, waiting)))
-                signal.signal(*put[-1])
+                _signal.signal(*put[-1])
         yield
     finally:
         for _, later in put:
             later.waiting = None
         try:
             for number, later in put:
-                if signal.getsignal(number) is later:  # else the block has set another one
-                    signal.signal(number, later.handler)
+                if _signal.getsignal(number) is later:  # else the block has set another one
+                    _signal.signal(number, later.handler)
         finally:
             _handle(waiting)
 
@@ -102,6 +107,22 @@ def _handle(waiting: list[Any]) -> None:
             handler(number, frame)
         finally:
             _handle(waiting)
+
+
+def of_newest(newest: Callable[[], S], read: Callable[[S], T]) -> T:
+    """Return what is read of the newest state, although a signal handler may change that meanwhile.
+
+    Args:
+        newest: Returns the state.
+        read: Reads it, and changes nothing; it fails if the state is consumed.
+    """
+    while True:
+        state = newest()
+        try:
+            return read(state)
+        except (RuntimeError, ValueError):
+            if newest() is state:
+                raise
 
 
 def at_once(steps: Iterator[Any]) -> Callable[[], Any]:

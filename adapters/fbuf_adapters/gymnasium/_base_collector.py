@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import abc
-from typing import Any, ClassVar, Self
+import functools
+from collections.abc import Callable
+from typing import Any, ClassVar, Self, TypeVar
 
 from tqdm import tqdm
 
@@ -17,6 +19,32 @@ def check_timeout(owner: str, timeout: float) -> None:
         raise ValueError(f"{owner}: timeout must be above 0 seconds, got {timeout!r}")
 
 
+C = TypeVar("C", bound=Callable[..., Any])
+
+
+def alone(method: C) -> C:
+    """Refuse a call in the midst of another one of the same collector.
+
+    A signal handler can make one. It would step environments that are half way through a step.
+    """
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **options: Any) -> Any:
+        if self._under_way:
+            raise CollectorError(
+                f"{self._owner}.{method.__name__}: {self._under_way} is under way, and a signal "
+                "handler or another thread calls in the midst of it; have the handler set a flag, "
+                "and look at it between two calls"
+            )
+        self._under_way = method.__name__
+        try:
+            return method(self, *args, **options)
+        finally:
+            self._under_way = ""
+
+    return call  # pyright: ignore[reportReturnType]
+
+
 class BaseCollector(abc.ABC):
     """The methods of all these collectors.
 
@@ -28,9 +56,12 @@ class BaseCollector(abc.ABC):
     _progress: bool | None
     _episodes: EpisodeStats
     _left: Any = None
+    _under_way = ""
+    """The call that is under way."""
     _newest_version = 0
     """The version of the policy that made the newest chunk in the buffer."""
 
+    @alone
     def recover(self) -> Any:
         """Return the buffer after `collect` or `drain` raised, with all steps that had come.
 
@@ -43,7 +74,7 @@ class BaseCollector(abc.ABC):
             The buffer.
 
         Raises:
-            CollectorError: If the last call did not raise.
+            CollectorError: If the last call did not raise, or is under way.
         """
         if self._left is None:
             raise CollectorError(

@@ -12,7 +12,7 @@ import numpy as np
 from fbuf.adapter_api import check, uninterrupted
 from fbuf_adapters._fields import blank_specs
 from fbuf_adapters.gymnasium import _vector_envs
-from fbuf_adapters.gymnasium._base_collector import BaseCollector, check_timeout
+from fbuf_adapters.gymnasium._base_collector import BaseCollector, alone, check_timeout
 from fbuf_adapters.gymnasium._chunk import StepChunk
 from fbuf_adapters.gymnasium._chunk_writer import SMALL, ChunkWriter
 from fbuf_adapters.gymnasium._episodes import EpisodeStats
@@ -159,6 +159,7 @@ class Collector(BaseCollector):
         stepper = self._producer.stepper
         return {"num_envs": stepper.num_envs, "autoreset": stepper.autoreset}
 
+    @alone
     def collect(self, state: Any, steps: int) -> Any:
         """Make `steps` steps of each environment, and add them.
 
@@ -206,6 +207,7 @@ class Collector(BaseCollector):
             raise
         return self._taken()
 
+    @alone
     def drain(self, state: Any, *, at_least: int = 0) -> Any:
         """Add the steps made in the background. The first call starts the thread.
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fbuf.adapter_api import check, uninterrupted
-from fbuf_adapters.gymnasium._base_collector import BaseCollector
+from fbuf_adapters.gymnasium._base_collector import BaseCollector, alone
 from fbuf_adapters.gymnasium._chunk import StepChunk
 from fbuf_adapters.gymnasium._chunk_writer import ChunkWriter
 from fbuf_adapters.gymnasium._episodes import EpisodeStats
@@ -88,6 +88,7 @@ class PoolCollector(BaseCollector):
         own = {"num_envs": self._options.num_envs, "autoreset": "same_step"}
         return own if self._mode == "sync" else {**own, "lockstep": False}
 
+    @alone
     def collect(self, state: Any, steps: int) -> Any:
         """Have all environments make `steps` steps with the newest weights, and add them.
 
@@ -126,6 +127,7 @@ class PoolCollector(BaseCollector):
                         self._command(number, lengths[number + slots], newest=False)
         return self._taken()
 
+    @alone
     def drain(self, state: Any, *, at_least: int = 0) -> Any:
         """Add the chunks that the workers have made. The first call starts them.
 

@@ -3,7 +3,8 @@
 A change writes the new state into the memory of the old one. An exception could come between the
 call and the assignment of its result, from Ctrl-C or any signal handler that raises. The object
 would then hold the old state, whose memory is gone. So both are one instruction of Python's; see
-`fbuf.runtime.interrupts`.
+`fbuf.runtime.interrupts`. The state is read in that instruction, too, for a signal handler may
+change it before.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import jax
 import numpy as np
 
 import fbuf
-from fbuf.adapter_api import Calls, View, at_once, waiting_steps
+from fbuf.adapter_api import Calls, View, at_once, of_newest, waiting_steps
 from fbuf_adapters.pytorch import _packed
 from fbuf_adapters.pytorch._drawer import BatchProgram, PackedDraw, Recipe
 
@@ -44,6 +45,12 @@ class Backend:
         """The arrays of the state, in the order of `form`."""
         self._calls.settle()
         return self._kept[0]
+
+    @property
+    def newest(self) -> list[tuple[jax.Array, ...]]:
+        """The leaves in a list that always has the newest ones, for a call that reads it itself."""
+        self._calls.settle()
+        return self._kept
 
     @property
     def state(self) -> fbuf.State[Any]:
@@ -98,7 +105,8 @@ class Backend:
         parts = operation, structure, layout, of_host, tuple(static.items())
         program = self.program(parts, functools.partial(_compiled, parts))
         packed = _packed.pack_numpy(layout, arrays)
-        steps = map(self._keep, map(program, (self.leaves,), (packed,), (others,)))
+        # The list, and not its entry: a signal handler may change the state until the call.
+        steps = map(self._keep, map(program, self._kept, (packed,), (others,)))
         in_place = layout.alone or any(isinstance(leaf, jax.Array) for leaf in others)
         if wait and in_place:  # of a program all results are ready at once
             fault = operator.itemgetter(self._fault)
@@ -113,7 +121,7 @@ class Backend:
 
     def read(self, ids: fbuf.Ids, view: View = fbuf.Item()) -> fbuf.Batch[Any]:
         """The rows of ids."""
-        return fbuf.read(self.state, ids, view=view)
+        return of_newest(lambda: self.state, lambda state: fbuf.read(state, ids, view=view))
 
     def stats(self, detailed: bool) -> dict[str, Any]:
         """Figures for a log."""
@@ -130,7 +138,7 @@ class Backend:
     def look(self, operation: Callable[[fbuf.State[Any]], Any]) -> Any:
         """Return the result of a function of fbuf that reads the state."""
         program = self.program(operation, functools.partial(_looking, operation))
-        return self._calls(program, functools.partial(program, self.leaves))
+        return self._calls(program, functools.partial(next, map(program, self._kept)))
 
 
 _STATS = {False: fbuf.stats, True: functools.partial(fbuf.stats, detailed=True)}

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 import fbuf
-from fbuf.adapter_api import Calls, unknown_item
+from fbuf.adapter_api import Calls, uninterrupted, unknown_item
 from fbuf.host import HostStore
 from fbuf_adapters.pytorch import _containers
 from fbuf_adapters.pytorch._backend import Backend
@@ -213,8 +213,9 @@ class Contents:
         self.stream.drop()
         if self.stored is not None:
             backend = self.made("empty").backend
-            backend.change(fbuf.clear, *jax.tree.flatten({}), wait=False)
-            self.stored = dataclasses.replace(self.stored, blank=backend.fault)
+            with uninterrupted():  # rows of a signal handler would count as none
+                backend.change(fbuf.clear, *jax.tree.flatten({}), wait=False)
+                self.stored = dataclasses.replace(self.stored, blank=backend.fault)
 
     # Memory.
 

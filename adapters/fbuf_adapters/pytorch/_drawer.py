@@ -61,10 +61,11 @@ class BatchRequest(NamedTuple):
     batch_size: int
     size: int
 
-    def call(self, program: Any, leaves: Any) -> Callable[[], Any]:
-        """The call of a program that draws it."""
-        arguments = leaves, self.key, self.turn, self.count, self.beta
-        return functools.partial(program, *arguments, batch_size=self.batch_size)
+    def call(self, program: Any, newest: list[Any]) -> Callable[[], Any]:
+        """The call, in one instruction, of a program that draws it from the newest leaves."""
+        draw = functools.partial(program, batch_size=self.batch_size)
+        arguments = (self.key,), (self.turn,), (self.count,), (self.beta,)
+        return functools.partial(next, map(draw, newest, *arguments))
 
     def kind(self, program: Any) -> Any:
         """Return a key of the compiled program."""
@@ -75,8 +76,8 @@ class SupportsBatches(Protocol):
     """A state with programs that draw batches of it: a `Backend`."""
 
     @property
-    def leaves(self) -> tuple[jax.Array, ...]:
-        """The arrays of the state."""
+    def newest(self) -> list[tuple[jax.Array, ...]]:
+        """The arrays of the state, in a list that always has the newest ones."""
         ...
 
     def batch_program(self, recipe: Recipe) -> Callable[..., PackedDraw]:
@@ -130,7 +131,7 @@ class TensorDrawer(BatchDrawer):
         fitting = self.sizes.fitting("sample", size)
         count = None if fitting is None else np.int32(size)
         asked = BatchRequest(self.key, turn, count, beta, fitting or size, size)
-        return source.batch_program(self._recipe)(source.leaves, asked, ahead)
+        return source.batch_program(self._recipe)(source.newest, asked, ahead)
 
     def exists(self, turn: jax.Array) -> bool:
         """Tell whether the program that was to compute a turn did so."""
@@ -173,13 +174,13 @@ class BatchProgram:
         self._axes: Axes | None = None
 
     def __call__(
-        self, leaves: tuple[jax.Array, ...], asked: BatchRequest, ahead: bool
+        self, newest: list[tuple[jax.Array, ...]], asked: BatchRequest, ahead: bool
     ) -> PackedDraw:
         """Return a function that returns the batch, which is being computed, and the next turn."""
         program = self._program
-        packed, after = self._calls(asked.kind(program), asked.call(program, leaves))
+        packed, after = self._calls(asked.kind(program), asked.call(program, newest))
         if asked.count is not None and self._axes is None:
-            found = functools.partial(batch_axes, program, self._unpackers, leaves, asked)
+            found = functools.partial(batch_axes, program, self._unpackers, newest[0], asked)
             self._axes = self._calls.apart(found)
         unpack, tree = self._unpackers[asked.batch_size, _dtypes.x64()]
         axes = None if asked.count is None else self._axes

@@ -58,7 +58,8 @@ class HostBackend(Backend):
 
     def read(self, ids: fbuf.Ids, view: View = fbuf.Item()) -> fbuf.Batch[Any]:
         """As `Backend.read`."""
-        return self._store.read(ids, view=view)
+        # In another thread: a signal handler that changes the rows waits for its end.
+        return self._calls.apart(lambda: self._store.read(ids, view=view))
 
     def stats(self, detailed: bool) -> dict[str, Any]:
         """As `Backend.stats`, and how many bytes lie on the host."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from fbuf.adapter_api import Calls, build_host_batch, plan_draws, request_rows
+from fbuf.adapter_api import Calls, build_host_batch, plan_draws, request_rows, uninterrupted
 from fbuf.host import HostStore
 from fbuf_adapters.pytorch import _drawer, _dtypes
 from fbuf_adapters.pytorch._delivery import PackedBatch
@@ -28,7 +28,7 @@ class HostBatchProgram:
         self._axes: Axes | None = None
 
     def __call__(
-        self, leaves: tuple[jax.Array, ...], asked: BatchRequest, ahead: bool
+        self, newest: list[tuple[jax.Array, ...]], asked: BatchRequest, ahead: bool
     ) -> PackedDraw:
         """Return a function that makes the batch, and the next turn.
 
@@ -36,11 +36,12 @@ class HostBatchProgram:
         rows may be written in their place.
         """
         program = self._program
-        call = asked.call(program, leaves)
+        call = asked.call(program, newest)
         if asked.count is not None and self._axes is None:
             self._axes = self._calls.apart(functools.partial(self._found_axes, asked))
         if ahead:
-            return self._planned(self._calls(asked.kind(program), call), asked)
+            with uninterrupted():  # rows that are planned, and not asked for, could be replaced
+                return self._planned(self._calls(asked.kind(program), call), asked)
 
         def drawn() -> PackedDraw:
             make, after = self._planned(call(), asked)

@@ -97,17 +97,24 @@ class Writer:
         feed_all = functools.partial(self._feed_rows, f"{NAME}.{function}", name)
         with contents.lock:
             contents.check_open(function)
-            stored = self._stored(function, name, items, batch)
-            change = self._as_stored(stored, given, feed_all, batch, time_major)
-            try:
-                with _words.of_torch(f"{NAME}.{function}"):
-                    self._run(stored.backend, change)
-            except (ValueError, TypeError):
-                stored.learned.check_tree(where(function), name, items)
-                if not batch:
-                    _check_one(where(function), options, spec.lead)
-                raise
-            contents.stored = stored
+            while True:
+                before = contents.stored
+                stored = self._stored(function, name, items, batch)
+                change = self._as_stored(stored, given, feed_all, batch, time_major)
+                try:
+                    with _words.of_torch(f"{NAME}.{function}"):
+                        self._run(stored.backend, change)
+                except (ValueError, TypeError):
+                    stored.learned.check_tree(where(function), name, items)
+                    if not batch:
+                        _check_one(where(function), options, spec.lead)
+                    raise
+                if contents.stored is before:
+                    contents.stored = stored
+                    break
+                # A signal handler has called meanwhile, and may have added the first row.
+                if contents.stored is not None and contents.stored.backend is stored.backend:
+                    break
             if rebuild is not None and not contents.rebuild:
                 contents.rebuild.append(rebuild)
 

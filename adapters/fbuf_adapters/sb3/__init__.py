@@ -16,6 +16,7 @@ from fbuf_adapters.sb3._algorithms import PrioritizedDQN as PrioritizedDQN
 from fbuf_adapters.sb3._algorithms import PrioritizedReplay as PrioritizedReplay
 from fbuf_adapters.sb3._algorithms import PrioritizedSAC as PrioritizedSAC
 from fbuf_adapters.sb3._algorithms import PrioritizedTD3 as PrioritizedTD3
+from fbuf_adapters.sb3._checkpoint_callback import CheckpointCallback as CheckpointCallback
 from fbuf_adapters.sb3._her import HerReplayBuffer as HerReplayBuffer
 from fbuf_adapters.sb3._replay_buffer import ReplayBuffer as ReplayBuffer
 from fbuf_adapters.sb3._samples import (
@@ -23,6 +24,7 @@ from fbuf_adapters.sb3._samples import (
 )
 
 __all__ = [
+    "CheckpointCallback",
     "HerReplayBuffer",
     "PrioritizedDQN",
     "PrioritizedReplay",

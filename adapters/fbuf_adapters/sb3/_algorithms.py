@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import pathlib
+import warnings
 from typing import Any
 
 from stable_baselines3 import DQN, SAC, TD3
@@ -25,11 +28,13 @@ class PrioritizedReplay(OffPolicyAlgorithm):
 
     Arguments are those of the algorithm. `replay_buffer_class` is a `ReplayBuffer` of this package
     or a subclass, and by default that class. Without a `sampler` in `replay_buffer_kwargs` it is
-    `fbuf.Prioritized()`. A model that was saved by the plain algorithm can be loaded.
+    `fbuf.Prioritized()`. `n_steps` and `gamma` of the algorithm are those of the buffer, too. A
+    model that was saved by the plain algorithm can be loaded.
 
     Raises:
         TypeError: If `replay_buffer_class` is another class.
-        ValueError: If the sampler keeps no priorities, or with `arrays="jax"`.
+        ValueError: If the sampler keeps no priorities, or with `arrays="jax"`. Also if `n_steps`
+            and that of `replay_buffer_kwargs` differ, or with goals.
 
     Examples:
         >>> from stable_baselines3 import DDPG
@@ -66,8 +71,25 @@ class PrioritizedReplay(OffPolicyAlgorithm):
                 f"{where}: arrays={options['arrays']!r} has no losses of torch to weigh; leave "
                 "arrays out. SBX, whose losses know no weights, draws with fbuf.Uniform"
             )
+        if (n_steps := self.n_steps) > 1:
+            if options.setdefault("n_steps", n_steps) != n_steps:
+                raise ValueError(
+                    f"{where}: n_steps is {n_steps}, and {options['n_steps']} in "
+                    "replay_buffer_kwargs; give it once"
+                )
+            options.setdefault("gamma", self.gamma)
         self.replay_buffer_class, self.replay_buffer_kwargs = kind, options
-        super()._setup_model()
+        with warnings.catch_warnings():
+            # It says that the n_steps are ignored, which they are not.
+            warnings.filterwarnings("ignore", ".*n_steps=.* is ignored because a custom")
+            super()._setup_model()
+
+    def save_replay_buffer(self, path: str | pathlib.Path | io.BufferedIOBase) -> None:
+        """Save the replay buffer: to a file that is there whole or not at all, or to a stream."""
+        if isinstance(self.replay_buffer, ReplayBuffer) and isinstance(path, str | pathlib.Path):
+            self.replay_buffer.save(path)
+        else:
+            super().save_replay_buffer(path)
 
     def train(self, gradient_steps: int, batch_size: int = 100) -> None:
         """Update the networks from weighted batches, and the priorities of their rows."""

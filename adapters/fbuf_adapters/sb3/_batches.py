@@ -10,7 +10,6 @@ import jax
 import numpy as np
 import torch
 from stable_baselines3.common import type_aliases
-from stable_baselines3.common.vec_env import VecNormalize
 
 from fbuf_adapters.sb3._checks import WHERE
 from fbuf_adapters.sb3._columns import Array, Column, map_columns
@@ -51,33 +50,62 @@ class Batches:
     def _tensors(self, name: str, tree: Any) -> Any:
         return map_columns(Column.tensor, self.columns[name], tree)
 
-    def normalize(
-        self, found: Fields, env: VecNormalize, rewards: Callable[[], tuple[Array, Array]]
-    ) -> None:
-        """Normalise observations and rewards, as the environment says.
+    def change_observations(self, found: Fields, change: Callable[[Any], Any]) -> None:
+        """Put other observations in the place of those of a batch, such as normalised ones.
 
         Args:
             found: The arguments of the batch.
-            env: The environment.
-            rewards: Returns the rewards of each of several steps, and which there are.
+            change: Returns them, of an array `[B, ...]` or of a dict of arrays.
         """
         for name in ("observations", "next_observations"):
-            arrays = jax.tree.map(lambda leaf: leaf.cpu().numpy(), found[name])
-            found[name] = jax.tree.map(torch.from_numpy, env.normalize_obs(arrays))
-        if self.gamma is None or not env.norm_reward:
-            sums = env.normalize_reward(found["rewards"].cpu().numpy())
-        else:  # rewards are clipped when they are normalised, so each by itself
-            each, valid = rewards()
-            factors = self.gamma ** np.arange(each.shape[1], dtype=np.float32)
-            sums = (env.normalize_reward(each) * valid * factors).sum(axis=1, keepdims=True)
-        found["rewards"] = torch.from_numpy(np.asarray(sums, np.float32))
+            arrays = jax.tree.map(on_host, found[name])
+            found[name] = jax.tree.map(torch.from_numpy, change(arrays))
 
-    def deliver(self, found: Fields, fields: Fields, device: torch.device, weigh: bool) -> Any:
-        """Return the batch of its arguments, on a device; with `weigh` its rewards weigh losses."""
+    def change_rewards(
+        self,
+        found: Fields,
+        change: Callable[[Array], Any],
+        steps: Callable[[], tuple[Array, Array]] | None,
+    ) -> None:
+        """Put other rewards in the place of those of a batch.
+
+        Args:
+            found: The arguments of the batch.
+            change: Returns them, of float32 `[B, 1]`, or `[B, n]` for each of n steps.
+            steps: Returns the rewards of each of several steps, and which there are; None to change
+                their sum.
+        """
+        if self.gamma is None or steps is None:
+            sums = change(on_host(found["rewards"]))
+        else:  # rewards are clipped when they are normalised, so each by itself
+            each, valid = steps()
+            factors = self.gamma ** np.arange(each.shape[1], dtype=np.float32)
+            sums = (change(each) * valid * factors).sum(axis=1, keepdims=True)
+        found["rewards"] = torch.from_numpy(np.asarray(sums))
+
+    def deliver(
+        self,
+        found: Fields,
+        fields: Fields,
+        device: torch.device,
+        weigh: bool,
+        to_torch: Callable[[Array], torch.Tensor] | None,
+    ) -> Any:
+        """Return the batch of its arguments.
+
+        Args:
+            found: The arguments.
+            fields: What was drawn.
+            device: The device of the batch.
+            weigh: Whether its rewards weigh losses.
+            to_torch: Makes each tensor of an array; None for tensors on the device.
+        """
         if "weight" in fields:
             found["weights"] = fields["weight"][:, None]
-        if self.arrays == "jax" or device.type != "cpu":
+        if self.arrays == "jax" or device.type != "cpu" or to_torch is not None:
             place = JaxTensor.of if self.arrays == "jax" else lambda tensor: tensor.to(device)
+            if to_torch is not None:
+                place = lambda tensor: to_torch(on_host(tensor))
             found = {
                 name: None if value is None else map_columns(place, value)
                 for name, value in found.items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -74,10 +75,9 @@ def of_observations(space: spaces.Space[Any]) -> Any:
     return Column(tuple(shape), _dtype(space))
 
 
-def of_actions(space: spaces.Space[Any]) -> Column:
-    """Return the column of actions, which are flat and never float64."""
-    dtype = _dtype(space)
-    return Column((get_action_dim(space),), np.dtype(np.float32) if dtype == np.float64 else dtype)
+def of_actions(space: spaces.Space[Any], cast: Callable[[Any], Any]) -> Column:
+    """Return the column of actions, which are flat, and of the dtype that `cast` makes of it."""
+    return Column((get_action_dim(space),), np.dtype(cast(_dtype(space))))
 
 
 def _dtype(space: spaces.Space[Any]) -> np.dtype[Any]:

@@ -130,15 +130,29 @@ class HerReplayBuffer(  # pyright: ignore[reportIncompatibleVariableOverride]
             row | {"achieved": following["achieved_goal"]}, following, terminated, truncated
         )
 
-    def add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: Any) -> None:
-        """Add a step of all environments, as `ReplayBuffer.add` does."""
+    def _step(
+        self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: Any
+    ) -> None:
         if not self.copy_info_dict:
-            super().add(obs, next_obs, action, reward, done, infos)
+            super()._step(obs, next_obs, action, reward, done, infos)
             return
         at, kept = self.pos, copy.deepcopy(infos)
         with uninterrupted():  # a row without its info would be rewarded by another one
-            super().add(obs, next_obs, action, reward, done, infos)
+            super()._step(obs, next_obs, action, reward, done, infos)
             self.infos[at] = kept
+
+    _redraws = frozenset(("her_ratio", "goal_selection_strategy"))
+    _made_with = ReplayBuffer._made_with | {"n_steps", "gamma", "n_sampled_goal", "copy_info_dict"}
+
+    def _draw_otherwise(self, name: str, value: Any) -> None:
+        if name == "goal_selection_strategy":
+            value = _strategy(value)
+        elif not 0 <= value <= 1:
+            raise ValueError(f"{_WHERE}: her_ratio must be from 0 to 1, got {value!r}")
+        super()._draw_otherwise(name, value)
+
+    def _draws_by_position(self) -> bool:
+        return False  # nor does theirs
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
         """Draw a batch, as `ReplayBuffer.sample` does.

@@ -7,6 +7,7 @@ Compiled programs write and draw, but single transitions on the CPU that are dra
 from __future__ import annotations
 
 import collections
+import copy
 import functools
 from typing import Any, NamedTuple
 
@@ -16,7 +17,15 @@ import numpy as np
 import torch
 
 import fbuf
-from fbuf.adapter_api import BufferSpec, Calls, View, fold_in, uninterrupted, warn
+from fbuf.adapter_api import (
+    BufferSpec,
+    Calls,
+    HostTransitions,
+    View,
+    fold_in,
+    uninterrupted,
+    warn,
+)
 from fbuf_adapters.pytorch import _packed
 from fbuf_adapters.pytorch._backend import Backend
 from fbuf_adapters.pytorch._unpack import Unpack
@@ -24,6 +33,7 @@ from fbuf_adapters.sb3 import _loaded as loaded
 from fbuf_adapters.sb3._checks import WHERE
 from fbuf_adapters.sb3._columns import Array, map_columns
 from fbuf_adapters.sb3._staging import Staging
+from fbuf_adapters.sb3._turns import Turns, alone
 from fbuf_adapters.sb3._uniform_draws import UniformDraws
 
 Fields = dict[str, Any]
@@ -80,6 +90,7 @@ class Memory:
     Attributes:
         staging: The newest steps.
         drawn: How many batches were drawn by compiled programs.
+        turns: Which call is under way.
     """
 
     def __init__(
@@ -91,14 +102,22 @@ class Memory:
         self.length = spec.capacity // spec.num_envs
         self.staging = Staging(item, spec.num_envs)
         self.drawn = 0
-        self._uniform = (
-            UniformDraws(spec, self.staging, seed) if drawing.by_numpy(spec, device) else None
-        )
+        self.turns = Turns()
+        self._uniform: UniformDraws | None = None
+        self.draw_by(drawing)
         self._ends: collections.deque[tuple[int, int]] = collections.deque()
         self._kept = 0  # the number of ends in the deque
         specs = map_columns(lambda column: column.spec, item)
         with jax.default_device(device):
             self._own(spec.init(specs), 0)
+
+    def draw_by(self, drawing: Drawing) -> None:
+        """Draw in this way from now on."""
+        self.drawing = drawing
+        if not drawing.by_numpy(self.spec, self.device):
+            self._uniform = None
+        elif self._uniform is None:
+            self._uniform = UniformDraws(self.spec, self.staging, self.seed)
 
     def _own(self, state: fbuf.State[Any], written: int) -> None:
         """Take a state with so many steps in it."""
@@ -107,6 +126,7 @@ class Memory:
         self._program: tuple[Drawing, Any] | None = None
         self._unpackers: dict[Any, tuple[Unpack, Any]] = {}
         self._before, self._after = (self._backend.leaves, written), written
+        self._seen: tuple[tuple[jax.Array, ...], HostTransitions] | None = None
         assert state.next_obs is not None
         self._room = state.next_obs.owner.shape[0] - self.staging.n_envs
 
@@ -116,18 +136,28 @@ class Memory:
         return self.staging.steps
 
     @property
+    def nbytes(self) -> int:
+        """The bytes of the state."""
+        return sum(leaf.nbytes for leaf in self._backend.leaves)
+
+    @property
     def _written(self) -> int:
         """The number of steps that the state has. Right also after an interrupted write."""
         leaves, written = self._before
         return written if self._backend.leaves is leaves else self._after
 
     @property
+    @alone("memory.state")
     def state(self) -> fbuf.State[Any]:
         """The state, with all steps in it. Assign another one to go on from there."""
-        self.write()
+        return self._whole()
+
+    def _whole(self) -> fbuf.State[Any]:
+        self._write()
         return self._backend.state
 
     @state.setter
+    @alone("assigning memory.state")
     def state(self, state: Any) -> None:
         """Take a state, such as `fbuf.load` returns, in the place of all rows."""
         if not isinstance(state, fbuf.State):
@@ -160,6 +190,7 @@ class Memory:
 
     def _let_go(self) -> None:
         """Have NumPy look at the state no more, so that the state is changed in place."""
+        self._seen = None
         if self._uniform is not None:
             self._uniform.release()
 
@@ -182,6 +213,7 @@ class Memory:
             self.end(cut_off)
         staging.steps += 1
 
+    @alone("ending episodes")
     def end(self, which: Array) -> None:
         """Truncate the newest step of some environments."""
         if self._written == self.steps:
@@ -194,8 +226,12 @@ class Memory:
         ended = self.staging.ended()
         return np.zeros(self.staging.n_envs, bool) if ended is None else ~ended
 
+    @alone("writing rows")
     def write(self) -> None:
         """Write the staged steps into the state."""
+        self._write()
+
+    def _write(self) -> None:
         written = self._written
         if written == self.steps:
             return
@@ -241,15 +277,17 @@ class Memory:
             return
         self._own(state, self._written)
 
+    @alone("update_priority")
     def update_priority(self, ids: fbuf.Ids[Any], priority: Array) -> None:
         """Give rows new priorities."""
         ids = jax.tree.map(on_host, ids)
         self._change(fbuf.update_priority, {"ids": ids, "priority": priority})
 
+    @alone("reset")
     def clear(self) -> None:
         """Forget all rows."""
         with uninterrupted(), jax.default_device(self.device):
-            state = self.state
+            state = self._whole()
             self._let_go()
             self._own(fbuf.clear(state), 0)
             self.staging.go_on(None)
@@ -269,9 +307,14 @@ class Memory:
         if self._uniform is not None:
             leaves = self._leaves()
             if not self._uniform.sees(leaves):
-                self._uniform.look(leaves, self._backend.state, self._written)
+                self._uniform.look(leaves, self._looked_at(leaves), self._written)
             return self._uniform.draw(batch_size)
-        self.write()
+        return self._draw(batch_size, beta)
+
+    @alone("sample")
+    def _draw(self, batch_size: int, beta: float | None) -> Fields:
+        """Draw a batch with a compiled program."""
+        self._write()
         words = np.array([self.seed, self.drawn >> 32, self.drawn & 0xFFFFFFFF], np.uint32)
         if self._program is None or self._program[0] is not self.drawing:
             program = self._backend.program(("draw", self.drawing), self._draws)
@@ -299,9 +342,50 @@ class Memory:
 
         return draw
 
+    def take(self, steps: Array, envs: Array) -> Fields:
+        """Return the fields that a draw of these rows has."""
+        if self._uniform is None:
+            return self.read(self.slots(steps, envs))
+        leaves = self._leaves()
+        if not self._uniform.sees(leaves):
+            self._uniform.look(leaves, self._looked_at(leaves), self._written)
+        return self._uniform.take(self.ages(steps, envs)[0])
+
+    def places(self, batch_size: int) -> tuple[Array, Array]:
+        """Draw rows uniformly: their steps, modulo the length, and their environments."""
+        steps, n_envs = self.staging.steps, self.staging.n_envs
+        if self._uniform is not None:
+            back, envs = np.divmod(self._uniform.ages(batch_size), n_envs)
+            return (steps - 1 - back) % self.length, n_envs - 1 - envs
+        random = np.random.default_rng((self.seed, self.drawn))
+        self.drawn += 1
+        return (
+            random.integers(0, min(steps, self.length), batch_size),
+            random.integers(0, n_envs, batch_size),
+        )
+
+    def ages(self, steps: Array, envs: Array) -> tuple[Array, Array]:
+        """Return the age of each row, 0 for the newest one, and whether there is such a row."""
+        back = (self.steps - 1 - steps) % self.length
+        n_envs = self.staging.n_envs
+        return back * n_envs + (n_envs - 1 - envs), back < self.steps
+
+    @alone("reading rows")
+    def rows(self) -> HostTransitions:
+        """Return all rows on the CPU, as NumPy sees them; let them go before the next call."""
+        self._write()
+        return self._looked_at(self._leaves())
+
+    def _looked_at(self, leaves: tuple[jax.Array, ...]) -> HostTransitions:
+        """Return the rows of the state, which has these arrays, as NumPy sees them."""
+        if self._seen is None or self._seen[0] is not leaves:
+            self._seen = leaves, HostTransitions(self._backend.state)
+        return self._seen[1]
+
+    @alone("reading rows")
     def read(self, slots: Array, view: View | None = None) -> Any:
         """Read rows at slots: a `fbuf.Batch` through a view, or the fields that a draw has."""
-        state = self.state
+        state = self._whole()
         with jax.default_device(self.device):
             ids = fbuf.ids_at(state, jnp.asarray(slots, jnp.int32))
             if view is not None:
@@ -313,6 +397,7 @@ class Memory:
             batch = fbuf.read(state, ids, view=self.drawing.view, key=key)
         return jax.tree.map(lambda x: torch.from_numpy(np.array(x)), self.drawing.fields(batch))
 
+    @alone("reading rewards")
     def rewards(self, ids: fbuf.Ids[Any], n_steps: int) -> tuple[Array, Array]:
         """Return the rewards of rows and of those that follow in the episode: float32 `[B, n]`.
 
@@ -321,7 +406,7 @@ class Memory:
         view = fbuf.Sequence(n_steps, boundary="pad", fields=("reward",))
         with jax.default_device(self.device):
             ids = jax.tree.map(jnp.asarray, jax.tree.map(on_host, ids))
-            data = fbuf.read(self.state, ids, view=view).data
+            data = fbuf.read(self._whole(), ids, view=view).data
         return np.asarray(data.item["reward"]), np.asarray(data.valid)
 
     def slots(self, steps: Array, envs: Array) -> Array:
@@ -333,19 +418,25 @@ class Memory:
         steps, envs = np.divmod(slots, self.staging.n_envs)
         return (steps - self._shift()) % self.length, envs
 
+    @alone("reading rows")
     def _shift(self) -> int:
         """Return how far from its step each row lies: rows move when room is made for ends."""
         if not self.steps:
             return 0
-        newest = int(fbuf.newest_ids(self.state, 1).slot[0, 0]) // self.staging.n_envs
+        newest = int(fbuf.newest_ids(self._whole(), 1).slot[0, 0]) // self.staging.n_envs
         return newest - (self.steps - 1)
 
     # Pickling.
 
+    @alone("pickling")
     def __getstate__(self) -> dict[str, Any]:
         """Return all but what is compiled: NumPy arrays alone."""
-        state = jax.tree.map(np.asarray, self.state)
+        state = jax.tree.map(np.asarray, self._whole())
         kept = {name: value for name, value in vars(self).items() if name in _PICKLED}
+        # Copies: a signal handler may add steps before they are written.
+        kept["staging"], kept["_ends"] = copy.copy(self.staging), self._ends.copy()
+        if self._uniform is not None:
+            kept["_uniform"] = self._uniform.copied(kept["staging"])
         return kept | {"state": state, "platform": self.device.platform, "format": _FORMAT}
 
     def __setstate__(self, kept: dict[str, Any]) -> None:
@@ -358,6 +449,7 @@ class Memory:
             )
         platform, state = kept.pop("platform"), kept.pop("state")
         vars(self).update(kept)
+        self.turns = Turns()
         self.device = device_of(platform)
         self._own(jax.device_put(state, self.device), self.staging.steps)
 

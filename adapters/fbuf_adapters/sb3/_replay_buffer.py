@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Generator
+import copy
+import functools
+import os
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -15,17 +16,17 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 import fbuf
 from fbuf.adapter_api import BufferSpec, Sampler, View
-from fbuf_adapters.sb3 import _checks, _columns
+from fbuf_adapters.sb3 import _checks, _columns, _overrides, _pickles
 from fbuf_adapters.sb3._batches import Batches, valid
 from fbuf_adapters.sb3._checks import WHERE
 from fbuf_adapters.sb3._columns import Array, Column, map_columns
 from fbuf_adapters.sb3._frames import Frames, Stacked
 from fbuf_adapters.sb3._memory import Drawing, Fields, Memory, device_of
-from fbuf_adapters.sb3._stored import Stored, plain, stored
-from fbuf_adapters.sb3._weighted_losses import Losses
+from fbuf_adapters.sb3._priorities import Priorities
+from fbuf_adapters.sb3._stored import Stored, rows_of, stored
 
 
-class ReplayBuffer(buffers.ReplayBuffer):
+class ReplayBuffer(Priorities, buffers.ReplayBuffer):
     """Replay memory for the algorithms of Stable-Baselines3, sb3-contrib, SBX and CleanRL.
 
     Give the class as `replay_buffer_class`, and arguments that are not in the list of Stable-
@@ -36,9 +37,15 @@ class ReplayBuffer(buffers.ReplayBuffer):
     truncated there.
 
     Rows are what Stable-Baselines3 stores, bit for bit, and batches have its shapes and dtypes.
-    `observations`, `next_observations`, `actions`, `rewards`, `dones` and `timeouts` are read-only
-    copies of all rows. `save_replay_buffer` pickles the buffer, with its random numbers. Only one
-    thread may call a buffer.
+    `observations`, `next_observations`, `actions`, `rewards`, `dones` and `timeouts` show all rows,
+    read-only: each reads the rows that an index names. Only one thread may call a buffer. A signal
+    handler may add a step in the midst of another call, and the step waits for the end of that
+    call. Other calls in the midst of a change get a `RuntimeError`.
+
+    A class of yours may override what it would of Stable-Baselines3's: `add`, `sample`, `reset`,
+    `_get_samples`, `_normalize_obs`, `_normalize_reward`, `to_torch` and `_maybe_cast_dtype`. With
+    `_get_samples` rows are drawn uniformly, by position. What would not be called is refused when
+    the class is made.
 
     Args:
         buffer_size: How many rows to keep. Each environment has `buffer_size // n_envs`.
@@ -68,7 +75,9 @@ class ReplayBuffer(buffers.ReplayBuffer):
 
     Raises:
         MemoryError: If the machine has no room for the rows.
-        ValueError: If an argument is out of range, or `n_steps` lacks its `gamma`.
+        ValueError: If an argument is out of range, or `n_steps` lacks its `gamma`. Also if the
+            class overrides `_get_samples`, and the sampler does not draw uniformly; or `to_torch`,
+            with `arrays="jax"`.
         TypeError: If a space has no arrays.
 
     Cost: O(B) for a batch of B rows, O(B log N) with priorities, and O(n_envs) for a step,
@@ -121,8 +130,9 @@ class ReplayBuffer(buffers.ReplayBuffer):
         _checks.choice("arrays", arrays, ("torch", "jax"))
         _checks.choice("rows_on", rows_on, ("cpu", "cuda"))
         _checks.sampler(sampler)
+        self._check_overrides(sampler)
         observations = _columns.of_observations(observation_space)
-        actions = _columns.of_actions(action_space)
+        actions = _columns.of_actions(action_space, self._maybe_cast_dtype)
         self.obs_shape = map_columns(lambda column: column.shape, observations)
         (self.action_dim,) = actions.shape
         self._columns: Fields = {"observations": observations, "actions": actions}
@@ -139,10 +149,32 @@ class ReplayBuffer(buffers.ReplayBuffer):
         """The rows. `memory.state` is the `fbuf.State`."""
 
         self._never = np.zeros(n_envs, bool)
-        self.beta: float | None = None
-        """The exponent of importance weights; None is that of the sampler."""
-        self._losses: Losses | None = None
+        self.beta = None
+        self._losses = None
         self._weighs = self._drew = self._was_updated = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Refuse a class that overrides what would not be called."""
+        super().__init_subclass__(**options)
+        _overrides.check_class(cls)
+
+    def _check_overrides(self, sampler: Sampler) -> None:
+        """Refuse arguments that do not go with what the class overrides."""
+        if self._draws_by_position() and sampler != fbuf.Uniform():
+            raise ValueError(
+                f"{WHERE}: sampler={sampler} draws rows, and {type(self).__name__}._get_samples "
+                "takes positions, which are drawn uniformly; leave the sampler out, or override "
+                "sample in place of _get_samples"
+            )
+        if self.arrays == "jax" and _overrides.hooked(self, "to_torch"):
+            raise ValueError(
+                f"{WHERE}: arrays='jax' makes no tensors, so that {type(self).__name__}.to_torch "
+                "would not be called; leave arrays out, or do not override it"
+            )
+
+    def _draws_by_position(self) -> bool:
+        """Whether `sample` draws positions, for a `_get_samples` of another class."""
+        return type(self)._get_samples is not _GET_SAMPLES or "_get_samples" in vars(self)
 
     # The parts that a buffer with goals has otherwise.
 
@@ -178,6 +210,21 @@ class ReplayBuffer(buffers.ReplayBuffer):
             return view
         return Stacked(view, self.n_stack, self._frames.axis, bool(self._frames.copies))
 
+    def _step(
+        self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: Any
+    ) -> None:
+        """Add a step of all environments."""
+        terminated = _checks.flags("done", done, self.n_envs)
+        truncated = None
+        if self.handle_timeout_termination:
+            truncated = _checks.timeouts(infos, self.n_envs)
+        if truncated is None:
+            truncated = self._never
+        else:
+            terminated = terminated & ~truncated
+        row = {"observation": obs, "action": action, "reward": reward}
+        self._rows(row, next_obs, terminated, truncated)
+
     def _rows(self, row: Fields, following: Any, terminated: Array, truncated: Array) -> None:
         """Hand over a step of all environments."""
         if self._frames is None:
@@ -212,20 +259,64 @@ class ReplayBuffer(buffers.ReplayBuffer):
                 are no stacks of `n_stack` frames. Nothing is added.
             TypeError: If a dtype is of another kind than that of the space. Nothing is added.
         """
-        terminated = _checks.flags("done", done, self.n_envs)
-        truncated = None
-        if self.handle_timeout_termination:
-            truncated = _checks.timeouts(infos, self.n_envs)
-        if truncated is None:
-            truncated = self._never
-        else:
-            terminated = terminated & ~truncated
-        row = {"observation": obs, "action": action, "reward": reward}
-        self._rows(row, next_obs, terminated, truncated)
+        turns = self.memory.turns
+        if turns.adding or turns.busy:  # a signal handler, in the midst of another call
+            step = copy.deepcopy((obs, next_obs, action, reward, done, infos))
+            turns.later.append(functools.partial(ReplayBuffer.add, self, *step))
+            return
+        turns.adding = True
+        try:
+            self._step(obs, next_obs, action, reward, done, infos)
+        finally:
+            turns.adding = False
+            if turns.later:
+                turns.go_on()
 
     def reset(self) -> None:
         """Forget all rows. The memory stays allocated."""
         self.memory.clear()
+
+    # Files.
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Pickle the buffer to a file, which is there whole or not at all.
+
+        A process that is killed, or a disk that is full, leaves the file that was there before.
+        `model.save_replay_buffer` of Stable-Baselines3 writes into that file, and can leave
+        neither. Steps that a signal handler adds meanwhile wait, and are not in the file.
+
+        Args:
+            path: The file. Without an ending it gets `.pkl`, as in Stable-Baselines3, whose
+                `load_replay_buffer` reads the file. Missing directories are made.
+
+        Raises:
+            OSError: If the file cannot be written.
+
+        Cost: O(N); `fbuf.save(path, buffer.memory.state)` writes new rows alone.
+        """
+        with self.memory.turns.held():
+            _pickles.save(self, path)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Go on where `save` or `model.save_replay_buffer` was called.
+
+        Make the buffer with the same arguments. It keeps its device, and its environment if it has
+        goals. The next batch is the one that the other would have drawn. A step that goes on from
+        the newest row continues its episode; any other begins one.
+
+        Args:
+            path: The file. Give only files that you trust: a pickle can run any code.
+
+        Raises:
+            FileNotFoundError: If there is no such file.
+            fbuf.CheckpointError: If it is no whole pickle. The buffer is then unchanged.
+            TypeError: If another object is in it; likewise.
+            ValueError: If it is from a buffer that was made with other arguments; likewise.
+        """
+        other = _pickles.load(self, path)
+        kept = {name: x for name, x in vars(other).items() if name not in ("device", "env")}
+        # In one instruction: an exception comes before all of it, or after.
+        vars(self).update(kept)
 
     # Reading.
 
@@ -234,10 +325,18 @@ class ReplayBuffer(buffers.ReplayBuffer):
         """Where the next step goes, in an environment's rows."""
         return self.memory.steps % self.buffer_size
 
+    @pos.setter
+    def pos(self, value: int) -> None:
+        _check_same("pos", value, self.pos)
+
     @property
     def full(self) -> bool:
         """Whether the next step replaces an old one."""
         return self.memory.steps >= self.buffer_size
+
+    @full.setter
+    def full(self, value: bool) -> None:
+        _check_same("full", value, self.full)
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
         """Draw a batch.
@@ -256,97 +355,63 @@ class ReplayBuffer(buffers.ReplayBuffer):
                 none was updated: the algorithm then is one that does not know of them.
         """
         _checks.integer("batch_size", batch_size, 1, 2**31 - 1)
-        if not self.memory.steps:
+        memory = self.memory
+        if not memory.steps:
             raise RuntimeError(f"{WHERE}.sample: the buffer is empty; add rows before")
+        turns = memory.turns
+        before, turns.adding = turns.adding, True  # steps wait, so that all is of the same rows
+        try:
+            if self._draws_by_position():
+                return self._get_samples(memory.places(batch_size)[0], env=env)
+            return self._draw(batch_size, env)
+        finally:
+            turns.adding = before
+            if turns.later:
+                turns.go_on()
+
+    def _draw(self, batch_size: int, env: VecNormalize | None) -> Any:
+        """Draw a batch by the sampler."""
         self._check_updated()
         self.settle()
         return self._samples(valid(self.memory.draw(batch_size, self.beta)), env)
 
     def _get_samples(self, batch_inds: Array, env: VecNormalize | None = None) -> Any:
         """Return rows at positions, each of an environment drawn at random."""
-        envs = np.random.randint(0, self.n_envs, size=len(batch_inds))  # noqa: NPY002  (the generator that theirs draws from)
         if self.memory.drawing.weighted:
             raise RuntimeError(
                 f"{WHERE}: rows at positions have no importance weights; call sample, or make the "
                 "buffer with fbuf.Uniform()"
             )
-        slots = self.memory.slots(np.asarray(batch_inds), envs)
-        return self._samples(valid(self.memory.read(slots)), env)
+        memory, steps = self.memory, np.asarray(batch_inds)
+        if not memory.steps:
+            raise RuntimeError(f"{WHERE}: the buffer is empty; add rows before")
+        with memory.turns.held():
+            envs = memory.places(len(steps))[1]
+            wrong = (steps < -self.buffer_size) | (steps >= self.buffer_size)
+            wrong |= ~memory.ages(steps, envs)[1]
+            if wrong.any():
+                raise IndexError(
+                    f"{WHERE}: batch_inds must be positions of stored rows, and there is none at "
+                    f"{steps[wrong][0]}; draw them below pos, or below buffer_size if it is full"
+                )
+            return self._samples(valid(memory.take(steps % self.buffer_size, envs)), env)
 
     def _samples(self, fields: Fields, env: VecNormalize | None) -> Any:
         """Return the batch of what was drawn."""
-        found = self._batches.of(fields)
-        if env is not None:
-            rewards = lambda: self.memory.rewards(fields["ids"], self.n_steps)
-            self._batches.normalize(found, env, rewards)
-        batch = self._batches.deliver(found, fields, self.device, self._weighs)
+        batches, hooked = self._batches, functools.partial(_overrides.hooked, self)
+        found = batches.of(fields)
+        if env is not None or hooked("_normalize_obs"):
+            batches.change_observations(found, lambda obs: self._normalize_obs(obs, env))
+        if env is not None or hooked("_normalize_reward"):
+            each = hooked("_normalize_reward") or (env is not None and env.norm_reward)
+            steps = lambda: self.memory.rewards(fields["ids"], self.n_steps)
+            change = lambda rewards: self._normalize_reward(rewards, env)
+            batches.change_rewards(found, change, steps if each else None)
+        to_torch = self.to_torch if hooked("to_torch") else None
+        batch = batches.deliver(found, fields, self.device, self._weighs, to_torch)
         if self._weighs:
             self._losses = batch.rewards.losses
         return batch
-
-    # Priorities.
-
-    def update_priority(self, ids: fbuf.Ids[Any], priority: Any) -> None:
-        """Give rows new priorities: the absolute TD errors of your loss.
-
-        Args:
-            ids: `batch.ids`. A row that was overwritten since is left out.
-            priority: `[B]` or `[B, 1]`, finite: a tensor or an array. Its sign does not matter.
-
-        Raises:
-            ValueError: If the sampler keeps no priorities, or if the shape is another one. Also if
-                a priority is not finite: the run has diverged.
-        """
-        if not self.memory.drawing.weighted:
-            raise ValueError(
-                f"{WHERE}.update_priority: the sampler keeps no priorities; make the buffer with "
-                "sampler=fbuf.Prioritized()"
-            )
-        if isinstance(priority, torch.Tensor):
-            priority = priority.detach().cpu().numpy()
-        errors = np.abs(np.asarray(priority, np.float32))
-        wrong = errors[~np.isfinite(errors)]
-        if wrong.size:
-            raise ValueError(
-                f"{WHERE}.update_priority: TD errors must be finite, got {wrong[0]}; look at the "
-                "loss, which has diverged"
-            )
-        self.memory.update_priority(ids, errors.reshape(np.shape(ids.slot)))
-        self._was_updated = True
-
-    @contextlib.contextmanager
-    def weighted_losses(self) -> Generator[None]:
-        """Weigh the losses of a block, and take TD errors from them; see `WeightedRewards`.
-
-        Raises:
-            RuntimeError: If a batch was drawn in the block, and no loss was computed from it.
-        """
-        self._weighs = True
-        try:
-            yield
-            self.settle()
-        finally:
-            self._weighs, self._losses = False, None
-
-    def settle(self) -> None:
-        """Update the priorities of the batch whose losses were weighted."""
-        losses, self._losses = self._losses, None
-        if losses is not None:
-            self.update_priority(losses.ids, losses.td_error())
-
-    def _check_updated(self) -> None:
-        """Refuse a second batch by priority if no priority was updated since the first."""
-        if not self.memory.drawing.weighted or self._weighs or self._was_updated:
-            return
-        if self._drew:
-            raise RuntimeError(
-                f"{WHERE}.sample: rows are drawn by priority, and no priority was updated since "
-                "the first batch. A loss that knows no weights learns from biased batches. Use "
-                "PrioritizedDQN, PrioritizedSAC or PrioritizedTD3 of fbuf_adapters.sb3; in a loss "
-                "of your own weigh by batch.weights and call update_priority(batch.ids, td_error). "
-                "For SBX, whose losses know no weights, leave the sampler out"
-            )
-        self._drew = True
 
     def __setstate__(self, kept: dict[str, Any]) -> None:
         """Go on from a pickle. Another algorithm may have loaded it: priorities are due again."""
@@ -355,25 +420,70 @@ class ReplayBuffer(buffers.ReplayBuffer):
         self._drew = self._was_updated = False
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Refuse new rows in the place of those stored; they would not be drawn."""
+        """Set an attribute; refuse what would have no effect, such as new rows."""
         if name in Stored._fields:
             raise AttributeError(
                 f"{WHERE}: {name} cannot be assigned, because stored rows do not change; add the "
                 "rows to a new buffer"
             )
+        if name not in _FREE and "memory" in vars(self):
+            if name in self._redraws:
+                self._draw_otherwise(name, value)
+                return
+            if name in self._made_with:
+                if value == getattr(self, name):
+                    return
+                raise AttributeError(
+                    f"{WHERE}: {name} cannot be set to {value!r}, because the buffer was made with "
+                    f"{getattr(self, name)!r}; make another one"
+                )
+            _overrides.check_attribute(self, name)
         super().__setattr__(name, value)
+
+    _redraws = frozenset(("n_steps", "gamma"))
+    """The arguments that say how batches are drawn, and can be set."""
+    _made_with = frozenset(
+        ("memory", "buffer_size", "n_envs", "n_stack", "arrays", "obs_shape", "action_dim")
+    )
+    """Attributes that cannot be set to another value."""
+
+    def _draw_otherwise(self, name: str, value: Any) -> None:
+        """Set an argument that says how batches are drawn, and draw so from now on."""
+        before = getattr(self, name)
+        super().__setattr__(name, value)
+        try:
+            _checks.integer("n_steps", self.n_steps, 1, self.buffer_size)
+            self.memory.draw_by(self._drawing(self.memory.spec.sampler))
+        except BaseException:
+            super().__setattr__(name, before)
+            raise
+        self._batches.gamma = self.gamma if self.n_steps > 1 else None
 
     if not TYPE_CHECKING:  # the base class declares them
 
         def __getattr__(self, name):
-            """Return all rows of one array, such as `rewards`; see `stored`."""
+            """Return one of the arrays of all rows, such as `rewards`; see `Rows`."""
             if name in Stored._fields:
-                return getattr(self.stored(), name)
+                return rows_of(self.memory, self._columns, name)
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
     def stored(self) -> Stored:
         """Return all rows as read-only arrays `[buffer_size, n_envs, ...]`. O(N)."""
-        return stored(self.memory, self._columns, plain(self.memory.drawing.view))
+        return stored(self.memory, self._columns)
+
+
+_GET_SAMPLES = vars(ReplayBuffer)["_get_samples"]
+_FREE = frozenset(("beta", "_losses", "_weighs", "_drew", "_was_updated"))
+"""Attributes that `sample` sets."""
+
+
+def _check_same(name: str, value: Any, own: Any) -> None:
+    """Refuse to set where the next row goes."""
+    if value != own:
+        raise AttributeError(
+            f"{WHERE}: {name} cannot be set to {value!r}, because new rows come after the newest "
+            f"one, and {name} is {own!r}; call reset() to forget all rows"
+        )
 
 
 def _seed(given: int | None) -> int:

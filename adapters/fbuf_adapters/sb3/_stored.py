@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import fbuf
-from fbuf.adapter_api import View
-from fbuf_adapters.sb3._checks import WHERE
-from fbuf_adapters.sb3._columns import Array, Column, map_columns
+from fbuf.adapter_api import TERMINATED, TRUNCATED, View
+from fbuf_adapters.sb3._columns import Array, Column
 from fbuf_adapters.sb3._frames import Stacked
 from fbuf_adapters.sb3._memory import Fields, Memory
+from fbuf_adapters.sb3._rows import FixedDict, Rows, refuse
 
 
 class Stored(NamedTuple):
@@ -28,65 +28,127 @@ class Stored(NamedTuple):
     timeouts: Array
 
 
-def stored(memory: Memory, columns: Fields, view: View) -> Stored:
-    """Read all rows through a view that returns transitions. O(N)."""
-    shape = memory.length, memory.staging.n_envs
-    slots = memory.slots(np.arange(shape[0])[:, None], np.arange(shape[1])[None])
-    batch = memory.read(slots.reshape(-1), view)
+_FLAG = Column((), np.dtype(np.float32))
+_FLAGS = {"dones": TERMINATED | TRUNCATED, "timeouts": TRUNCATED}
+"""By the array, the flags of a row that make it 1."""
+_FIELDS = {"observations": "observation", "actions": "action", "rewards": "reward"}
+"""By the array, the field of a row."""
 
-    def array(column: Column, leaf: Any) -> Array:
-        found = column.numpy(np.array(leaf)).reshape(*shape, *column.shape)
-        found.flags.writeable = False
+
+def rows_of(memory: Memory, columns: Fields, name: str) -> Any:
+    """Return one of the arrays of `Stored` without reading it: a `Rows`, or a dict of them."""
+
+    def of(column: Any, path: tuple[str, ...]) -> Any:
+        if isinstance(column, Column):
+            return Rows(_Source(memory, name, path, column))
+        return FixedDict({key: of(sub, (*path, key)) for key, sub in column.items()})
+
+    if name in _FLAGS or name == "rewards":
+        return of(_FLAG, ())
+    return of(columns["actions" if name == "actions" else "observations"], ())
+
+
+def stored(memory: Memory, columns: Fields) -> Stored:
+    """Read all rows. O(N)."""
+
+    def read(rows: Any) -> Any:
+        if isinstance(rows, Rows):
+            return np.asarray(rows)
+        return {name: read(part) for name, part in rows.items()}
+
+    return Stored(*[read(rows_of(memory, columns, name)) for name in Stored._fields])
+
+
+class _Source(NamedTuple):
+    """What an array shows.
+
+    Attributes:
+        memory: The rows.
+        name: A field of `Stored`.
+        path: The keys of a part of observations that are dicts.
+        column: The form of a row.
+    """
+
+    memory: Memory
+    name: str
+    path: tuple[str, ...]
+    column: Column
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of all rows."""
+        return self.memory.length, self.memory.staging.n_envs, *self.column.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of a row."""
+        return self.column.dtype
+
+    def read(self, steps: Array, envs: Array) -> Array:
+        """Return rows, by step and environment: with NumPy, where it can read them."""
+        ages, there = self.memory.ages(steps, envs)
+        if not there.any():
+            return np.zeros((len(ages), *self.column.shape), self.column.dtype)
+        ages = np.where(there, ages, 0)
+        stacked = isinstance(self.memory.drawing.view, Stacked)
+        if self.memory.device.platform != "cpu" or (stacked and "observations" in self.name):
+            steps, envs = (np.where(there, places, 0) for places in (steps, envs))
+            found = self._through_view(self.memory.slots(steps, envs))
+        else:
+            found = self._by_numpy(ages)
+        if not there.all():
+            found[~there] = 0
         return found
 
-    item, flag = batch.data.item, Column((), np.dtype(np.float32))
-    ended = (batch.terminated | batch.truncated).astype(np.float32)
-    return Stored(
-        map_columns(array, columns["observations"], item["observation"]),
-        map_columns(array, columns["observations"], batch.data.next_observation),
-        array(columns["actions"], item["action"]),
-        array(flag, item["reward"]),
-        Ends(array(flag, ended), memory),
-        array(flag, batch.truncated.astype(np.float32)),
-    )
+    def set(self, steps: Array, envs: Array, values: Array) -> None:
+        """End the episodes of the newest rows, as `learn` does: they count as truncated."""
+        memory = self.memory
+        changed = (values != 0) != (self.read(steps, envs) != 0)
+        newest = steps == (memory.steps - 1) % memory.length
+        if not memory.steps or (changed & ~(newest & (values != 0))).any():
+            refuse(self.name)
+        ends = np.zeros(memory.staging.n_envs, bool)
+        ends[envs[changed]] = True
+        if ends.any():
+            memory.end(ends)
+
+    def _by_numpy(self, ages: Array) -> Array:
+        """Read rows by their age."""
+        rows = self.memory.rows()
+        if self.name in _FLAGS:
+            return (rows.flags(ages) & _FLAGS[self.name] > 0).astype(np.float32)
+        following = self.name == "next_observations"
+        number: Any = rows.observation if following else rows.item[_FIELDS[self.name]]
+        for key in self.path:
+            number = number[key]
+        found = rows.following(ages)[number] if following else rows.leaf(ages, number)
+        return self.column.numpy(found)
+
+    def _through_view(self, slots: Array) -> Array:
+        """Read rows at slots with a compiled program."""
+        # Each size compiles one, so small ones are rounded up to a few.
+        size = len(slots)
+        more = max(16, 1 << (size - 1).bit_length()) - size if size <= _SMALL else 0
+        batch = self.memory.read(np.pad(slots, (0, more), mode="edge"), plain(self.memory))
+        if self.name == "dones":
+            return np.array(batch.terminated | batch.truncated)[:size].astype(np.float32)
+        if self.name == "timeouts":
+            return np.array(batch.truncated)[:size].astype(np.float32)
+        following = self.name == "next_observations"
+        data = batch.data
+        found = data.next_observation if following else data.item[_FIELDS[self.name]]
+        for key in self.path:
+            found = found[key]
+        return self.column.numpy(np.array(found))[:size]
 
 
-class Ends(np.ndarray[Any, np.dtype[np.float32]]):
-    """The ends of episodes. Those of the newest rows may be set, as `learn` does."""
-
-    _memory: Memory | None
-
-    def __new__(cls, flags: Array, memory: Memory) -> Self:
-        """Show flags `[buffer_size, n_envs]`."""
-        array = flags.view(cls)
-        array._memory = memory
-        return array
-
-    def __array_finalize__(self, other: Any) -> None:
-        """Make of arrays that are computed from this one plain ones."""
-        self._memory = None
-
-    def __setitem__(self, index: Any, value: Any) -> None:
-        """End the episodes of the newest rows, as truncated."""
-        memory = self._memory
-        if memory is None:
-            super().__setitem__(index, value)
-            return
-        which = np.zeros(self.shape, bool)
-        which[index] = value
-        newest = (memory.steps - 1) % memory.length
-        ends = which[newest].copy()
-        which[newest] = False
-        if which.any() or not ends.any():
-            raise ValueError(
-                f"{WHERE}: dones can be set for the newest rows alone; stored rows do not change. "
-                "Add the rows to a new buffer"
-            )
-        memory.end(ends & memory.open())
+_SMALL = 4096
+"""Up to so many rows, sizes are rounded up."""
 
 
-def plain(view: View) -> View:
-    """Return the view of single transitions, with stacks of frames if the given view has them."""
+def plain(memory: Memory) -> View:
+    """Return the view of single transitions, with stacks of frames if the memory draws these."""
+    view = memory.drawing.view
     if isinstance(view, Stacked):
         return Stacked(fbuf.Transition(), view.n, view.axis, view.copies)
     return fbuf.Transition()

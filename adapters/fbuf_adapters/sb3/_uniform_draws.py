@@ -6,11 +6,11 @@ steps alike. So most steps of an algorithm call no compiled program.
 
 from __future__ import annotations
 
+import copy
 from typing import Any, NamedTuple
 
 import numpy as np
 
-import fbuf
 from fbuf.adapter_api import BufferSpec, HostTransitions
 from fbuf_adapters.sb3._columns import Array
 from fbuf_adapters.sb3._staging import Staging
@@ -47,9 +47,9 @@ class UniformDraws:
         """Tell whether it looks at a buffer of these arrays."""
         return self._seen is not None and self._seen.leaves is leaves
 
-    def look(self, leaves: tuple[Any, ...], state: fbuf.State[Any], written: int) -> None:
+    def look(self, leaves: tuple[Any, ...], rows: HostTransitions, written: int) -> None:
         """Look at a buffer that has so many steps, and at its arrays, until `release`."""
-        rows, staging = HostTransitions(state), self._staging
+        staging = self._staging
         staged = _leaves(rows.item, staging.item, staging.rows)
         observation = staging.item["observation"]
         following = _leaves(rows.observation, observation, staging.following)
@@ -59,25 +59,36 @@ class UniformDraws:
         """Look at the buffer no more."""
         self._seen = None
 
+    def copied(self, staging: Staging) -> UniformDraws:
+        """Return a copy that draws the same, with this copy of the staged steps."""
+        other = copy.copy(self)
+        other._staging, other._random = staging, copy.deepcopy(self._random)
+        return other
+
     def __getstate__(self) -> dict[str, Any]:
         """Return all but what it looks at."""
         return vars(self) | {"_seen": None}
 
     def draw(self, batch_size: int) -> dict[str, Any]:
-        """Draw a batch: the fields of `Drawing.fields`, arrays.
+        """Draw a batch: the fields of `Drawing.fields`, arrays."""
+        return self.take(self.ages(batch_size))
 
-        `mask` is None if all next observations are known.
-        """
+    def ages(self, batch_size: int) -> Array:
+        """Draw rows, by their age: int64 `[B]`; 0 is the newest one."""
+        staging = self._staging
+        stored = min(staging.steps * staging.n_envs, self._capacity)
+        # A remainder of 64 random bits is even to one part in 2**64 / stored.
+        return (self._random.random_raw(batch_size) % np.uint64(stored)).view(np.int64)
+
+    def take(self, ages: Array) -> dict[str, Any]:
+        """Take rows by their age; `mask` is None if all next observations are known."""
         seen, staging = self._seen, self._staging
         assert seen is not None
         rows = seen.rows
         staged = (staging.steps - seen.written) * staging.n_envs
-        stored = min(staging.steps * staging.n_envs, self._capacity)
-        # A remainder of 64 random bits is even to one part in 2**64 / stored.
-        ages = (self._random.random_raw(batch_size) % np.uint64(stored)).view(np.int64)
         taken = rows.take(ages, staged)
         item, following = _tree(rows.item, taken.leaves), _tree(rows.observation, taken.following)
-        mask = np.ones(batch_size, bool) if taken.unknown.size else None
+        mask = np.ones(len(ages), bool) if taken.unknown.size else None
         if mask is not None:
             mask[taken.unknown] = False
         new = taken.ahead

@@ -313,6 +313,7 @@ class TensorDictReplayBuffer:
             empty_write_count: Whether `write_count` is reset to 0.
         """
         with self.buffer.lock:
+            self._writer.refuse_in_extend("empty")
             self.buffer.empty()
             self._writer.ends.forget()
             self._run.ready = False

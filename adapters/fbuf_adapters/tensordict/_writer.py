@@ -30,6 +30,7 @@ class Writer:
         self._capacity, self._num_envs = spec.capacity, spec.num_envs
         self._prioritized = spec.sampler.keeps_priorities
         self.ends = ends
+        self._extending = False
 
     @property
     def is_current(self) -> bool:
@@ -65,29 +66,57 @@ class Writer:
             if found is not None:
                 priority = found.detach().reshape(*lead, -1).amax(-1).float()
         with self._buffer.lock:
-            self._look_up()
-            ends = self.ends.read(where, leaves, lead, check_order)
-            if ends.before is not None:
-                # If the rows cannot be added after this, an episode has been cut, and nothing else.
-                self._buffer.end_episode(ends.before)
-            known = run.form
-            run.form = known or Form(
-                {key: leaf.dtype for key, leaf in leaves.items()}, data.batch_size[len(lead) :]
-            )
+            self.refuse_in_extend("extend")
+            self._extending = True
             try:
-                self._buffer.extend(
-                    self._codec.items(leaves),
-                    priority=priority,
-                    alpha=None if priority is None else run.alpha,
-                    terminated=ends.terminated,
-                    truncated=ends.truncated,
+                return self._extended(where, data, leaves, lead, priority, check_order).reshape(
+                    given[: len(lead)]
                 )
-            except BaseException:  # an interrupt may come after the rows were added
-                if known is None and len(self._buffer) == 0:
-                    run.form = None
-                raise
-            self.ends.keep(ends)
-            return self._advance(lead).reshape(given[: len(lead)])
+            finally:
+                self._extending = False
+
+    def refuse_in_extend(self, name: str) -> None:
+        """Refuse a call of a signal handler in the midst of `extend`. Hold the lock."""
+        if self._extending:  # by this thread, which holds the lock
+            raise RuntimeError(
+                f"{NAME}.{name}: extend is under way, and a signal handler calls in the midst of "
+                "it; have the handler set a flag, and look at it between two calls"
+            )
+
+    def _extended(
+        self,
+        where: str,
+        data: TensorDictBase,
+        leaves: Any,
+        lead: torch.Size,
+        priority: Any,
+        check_order: bool,
+    ) -> torch.Tensor:
+        """Add leaves of rows, and return their slots; see `extend`."""
+        run = self._run
+        self._look_up()
+        ends = self.ends.read(where, leaves, lead, check_order)
+        if ends.before is not None:
+            # If the rows cannot be added after this, an episode has been cut, and nothing else.
+            self._buffer.end_episode(ends.before)
+        known = run.form
+        run.form = known or Form(
+            {key: leaf.dtype for key, leaf in leaves.items()}, data.batch_size[len(lead) :]
+        )
+        try:
+            self._buffer.extend(
+                self._codec.items(leaves),
+                priority=priority,
+                alpha=None if priority is None else run.alpha,
+                terminated=ends.terminated,
+                truncated=ends.truncated,
+            )
+        except BaseException:  # an interrupt may come after the rows were added
+            if known is None and len(self._buffer) == 0:
+                run.form = None
+            raise
+        self.ends.keep(ends)
+        return self._advance(lead)
 
     def _advance(self, lead: torch.Size) -> torch.Tensor:
         """Move the cursor past the added rows, and return their slots."""

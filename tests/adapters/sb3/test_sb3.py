@@ -123,7 +123,10 @@ def test_rows_are_theirs_bit_for_bit(name, n_envs, monkeypatch):
         valid = slice(None) if ours.full else slice(theirs.pos)
         cut = lambda x, valid=valid: x[valid]
         for field in ("observations", "next_observations", "actions", "rewards"):
-            same(jax.tree.map(cut, getattr(ours, field)), jax.tree.map(cut, getattr(theirs, field)))
+            mine, wanted = getattr(ours, field), getattr(theirs, field)
+            if isinstance(wanted, dict):
+                mine = dict(mine)
+            same(jax.tree.map(cut, mine), jax.tree.map(cut, wanted))
         np.testing.assert_array_equal(
             (ours.dones * (1 - ours.timeouts))[valid], (theirs.dones * (1 - theirs.timeouts))[valid]
         )
@@ -363,7 +366,7 @@ def test_the_newest_rows_can_be_ended_and_nothing_else_is_written():
         lambda: ours.rewards.__setitem__(0, 1.0),
         lambda: ours.observations.__setitem__(0, 1.0),
     ):
-        with pytest.raises(ValueError, match=r"newest rows alone|read-only"):
+        with pytest.raises(ValueError, match=r"cannot be changed.*newest rows alone"):
             write()
 
 

@@ -1,0 +1,81 @@
+"""Calls of a buffer in the midst of another call: those of a signal handler.
+
+Python runs signal handlers between any two instructions. A handler that calls a buffer may do so
+when another call of the buffer is half done. What it adds then waits for the end of that call. What
+would change or read a state that is being changed is refused.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+from collections.abc import Callable, Generator
+from typing import Any, TypeVar
+
+from fbuf_adapters.sb3._checks import WHERE
+
+
+class Turns:
+    """Knows which call is under way.
+
+    Only assignments change it, with nothing called between them and what they protect: Python looks
+    for signals after calls.
+
+    Attributes:
+        busy: The call that changes or reads the state just now; "" for none.
+        adding: Whether a step is half added, or has to wait for another reason.
+        later: The steps that wait.
+    """
+
+    def __init__(self) -> None:
+        """Begin; nothing is under way."""
+        self.busy = ""
+        self.adding = False
+        self.later: collections.deque[Callable[[], None]] = collections.deque()
+
+    def go_on(self) -> None:
+        """Add the steps that have waited, if nothing is under way any more."""
+        if self.later and not self.busy and not self.adding:
+            self.later.popleft()()  # and this call adds the others
+
+    @contextlib.contextmanager
+    def held(self) -> Generator[None]:
+        """Have steps wait for the end of a block, which sees the same rows all the time."""
+        before, self.adding = self.adding, True
+        try:
+            yield
+        finally:
+            self.adding = before
+            self.go_on()
+
+
+C = TypeVar("C", bound=Callable[..., Any])
+
+
+def alone(name: str) -> Callable[[C], C]:
+    """Refuse calls of a method in the midst of another one.
+
+    The method is of an object with `turns`. It calls no other method of this kind.
+    """
+
+    def decorated(method: C) -> C:
+        @functools.wraps(method)
+        def call(self: Any, *args: Any, **options: Any) -> Any:
+            turns = self.turns
+            if turns.busy:
+                raise RuntimeError(
+                    f"{WHERE}: {name} is called in the midst of {turns.busy}, by a signal handler "
+                    "or by another thread; have the handler set a flag, and look at it between two "
+                    "calls, as in a callback of Stable-Baselines3"
+                )
+            turns.busy = name
+            try:
+                return method(self, *args, **options)
+            finally:
+                turns.busy = ""
+                turns.go_on()
+
+        return call  # pyright: ignore[reportReturnType]
+
+    return decorated
