@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.pair import Pair
+from support.reentry import call_at_line
 from test_against_oracle import CASES, MANY, SWEPT, agree, uniform
 
 import fbuf
@@ -732,6 +733,42 @@ def test_no_signal_cuts_a_change_in_two(number, monkeypatch):
     finally:
         for of, handler in before.items():
             signal.signal(of, handler)
+
+
+def test_a_handler_that_changes_the_store_amid_a_call():
+    """It adds, or is refused where rows are being read; it never waits for its own thread."""
+    store = HostStore(jnp.int32(0), 4096)
+    batches = store.batches(KEY, 4)
+    count, refused = 0, []
+
+    def add():
+        nonlocal count
+        try:
+            store.add(np.int32(count))
+        except RuntimeError as error:
+            refused.append(str(error))
+        else:
+            count += 1
+
+    for _ in range(9):
+        add()
+    ids = store.newest_ids(4)
+    calls = {
+        "add": add,
+        "sample": lambda: store.sample(KEY, 4),
+        "read": lambda: store.read(ids),
+        "size": store.size,
+        "next": lambda: next(batches),
+    }
+    for name, call in calls.items():
+        call()
+        number, before = 1, len(refused)
+        while call_at_line(number, call, add):
+            number += 7
+        assert (len(refused) == before) == (name == "add")
+    assert all("a signal handler changes the store in the midst of a read" in x for x in refused)
+    assert store.rows().data[-count:].tolist() == list(range(count))
+    batches.close()
 
 
 @pytest.mark.sweep

@@ -40,8 +40,8 @@ class CheckpointCallback(callbacks.CheckpointCallback):
         >>> sorted(os.listdir(path))[:2]
         ['rl_model_20_steps.zip', 'rl_model_40_steps.zip']
         >>> model.load_replay_buffer(f"{path}/rl_model_replay_buffer_40_steps.pkl")
-        >>> model.replay_buffer.size()
-        40
+        >>> model.replay_buffer.size()  # the newest step is added after the callback
+        39
     """
 
     def _on_step(self) -> bool:

@@ -95,10 +95,6 @@ class Rows(np.lib.mixins.NDArrayOperatorsMixin):
         """Do as an array does, which refuses unless it has one element."""
         return bool(np.asarray(self))
 
-    def __float__(self) -> float:
-        """Do as an array does."""
-        return float(np.asarray(self))
-
     def __repr__(self) -> str:
         """Show the array."""
         return repr(np.asarray(self))

@@ -16,6 +16,7 @@ import time
 import jax
 import pytest
 from support.interrupt import interrupted
+from support.reentry import call_at_line
 
 torch = pytest.importorskip("torch")
 
@@ -181,6 +182,43 @@ def test_a_signal_handler_may_use_the_buffer():
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert saved
+
+
+@pytest.mark.parametrize("host", [False, pytest.param(True, marks=pytest.mark.sweep)])
+def test_rows_that_a_handler_adds_amid_a_call(host):
+    """At each line of a call that adds, draws, counts or reads."""
+    buffer = ReplayBuffer(4096, sampler=fbuf.Prioritized(), batch_size=4, host=host)
+    count = 0
+
+    def add():
+        nonlocal count
+        count += 1
+        buffer.add(one(count))
+
+    for _ in range(8):
+        add()
+    calls = {
+        "add": add,
+        "sample": buffer.sample,
+        "len": buffer.__len__,
+        "read": lambda: buffer[0],
+        "update": lambda: buffer.update_priority(buffer.sample().ids, torch.ones(4)),
+        "state": buffer.state_dict,
+    }
+    for name, call in calls.items():
+        call()
+        number = 1
+        while call_at_line(number, call, add):
+            number += 1 if name == "add" else 9
+    assert sorted(buffer[:]["n"].tolist()) == list(range(1, count + 1))
+    buffer.raise_on_fault()
+
+
+def test_the_first_row_may_be_that_of_a_handler():
+    for number in range(1, 60, 4):
+        buffer = ReplayBuffer(8)
+        assert call_at_line(number, lambda: buffer.add(one(1)), lambda: buffer.add(one(2)))
+        assert sorted(buffer[:]["n"].tolist()) == [1, 2]
 
 
 class Lost:

@@ -70,7 +70,7 @@ def test_any_index_reads_as_numpy_indexes(both, name):
         np.testing.assert_array_equal(found, wanted)
         assert (np.shape(found), found.dtype) == (np.shape(wanted), wanted.dtype)
         assert type(found) is type(wanted)
-        if isinstance(found, np.ndarray):  # what is a view in theirs cannot be written to
+        if np.size(found) and isinstance(found, np.ndarray):  # a view in theirs is read-only
             assert found.flags.writeable == (not np.may_share_memory(wanted, theirs))
 
 
@@ -150,7 +150,6 @@ def test_arithmetic_and_methods_are_those_of_an_array(both):
         lambda b: np.array(b.rewards, np.float64),
         lambda b: copy.deepcopy(b.rewards),
         lambda b: pickle.loads(pickle.dumps(b.rewards)),
-        lambda b: float(b.rewards[:1, :1]),
     ):
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)  # torch asks for one array
