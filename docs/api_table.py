@@ -96,6 +96,7 @@ SB3 = {
     "fbuf_adapters.sb3": (
         *("ReplayBuffer", "HerReplayBuffer", "PrioritizedReplay", "PrioritizedDQN"),
         *("PrioritizedSAC", "PrioritizedTD3", "PrioritizedReplayBufferSamples"),
+        "CheckpointCallback",
     ),
 }
 

@@ -95,7 +95,7 @@ class Batches:
 
         Args:
             found: The arguments.
-            fields: What was drawn.
+            fields: The drawn rows.
             device: The device of the batch.
             weigh: Whether its rewards weigh losses.
             to_torch: Makes each tensor of an array; None for tensors on the device.

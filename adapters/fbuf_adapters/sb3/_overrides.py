@@ -1,4 +1,4 @@
-"""What users override in classes derived from Stable-Baselines3's buffers.
+"""The overrides of classes that users derive from Stable-Baselines3's buffers.
 
 Each such method is called as Stable-Baselines3 calls it, or refused when the class is made. None is
 left out silently: a program that shapes its rewards in one would train on others.

@@ -44,8 +44,8 @@ class ReplayBuffer(Priorities, buffers.ReplayBuffer):
 
     A class of yours may override what it would of Stable-Baselines3's: `add`, `sample`, `reset`,
     `_get_samples`, `_normalize_obs`, `_normalize_reward`, `to_torch` and `_maybe_cast_dtype`. With
-    `_get_samples` rows are drawn uniformly, by position. What would not be called is refused when
-    the class is made.
+    `_get_samples` rows are drawn uniformly, by position. A class with an override that would not be
+    called is refused when it is made.
 
     Args:
         buffer_size: How many rows to keep. Each environment has `buffer_size // n_envs`.

@@ -43,8 +43,8 @@ class Rows(np.lib.mixins.NDArrayOperatorsMixin):
     """An array `[buffer_size, n_envs, ...]` that nobody has laid out; 0 where no row was written.
 
     It reads the rows that an index names, and takes every index that NumPy takes. `np.asarray`,
-    arithmetic and methods of arrays read all of it. What a basic index or `np.asarray` returns is a
-    copy, and read-only: stored rows do not change.
+    arithmetic and methods of arrays read all of it. A basic index and `np.asarray` return a copy,
+    read-only: stored rows do not change.
 
     Attributes:
         source: The rows.

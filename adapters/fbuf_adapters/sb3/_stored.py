@@ -60,7 +60,7 @@ def stored(memory: Memory, columns: Fields) -> Stored:
 
 
 class _Source(NamedTuple):
-    """What an array shows.
+    """The rows that an array shows.
 
     Attributes:
         memory: The rows.

@@ -1,8 +1,8 @@
 """Calls of a buffer in the midst of another call: those of a signal handler.
 
 Python runs signal handlers between any two instructions. A handler that calls a buffer may do so
-when another call of the buffer is half done. What it adds then waits for the end of that call. What
-would change or read a state that is being changed is refused.
+when another call of the buffer is half done. A step that it adds then waits for the end of that
+call. Calls that would change or read a state that is being changed are refused.
 """
 
 from __future__ import annotations

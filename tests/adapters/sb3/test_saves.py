@@ -28,7 +28,7 @@ ROOT = pathlib.Path(__file__).parents[3]
 
 
 class Kills:
-    """What a directory would be if the process were killed: after each write, sync and rename."""
+    """The directory as a kill would leave it: after each write, sync and rename."""
 
     def __init__(self, folder, copies, monkeypatch):
         self.folder, self.copies, self.count = folder, copies, 0
