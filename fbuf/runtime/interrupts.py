@@ -22,6 +22,10 @@ two means against that:
    makes a first call in another thread, and the main thread waits for its end. If an exception
    comes while it waits, the exception waits for that end, too, and is then raised. The program is
    known from then on, and its later calls are made at once.
+
+A handler may also raise nothing, and call the same object. Under 1. it runs before or after the
+block. Under 2. a program must read the state in the instruction that calls it: `map` takes it from
+the list that holds it. To read a state in more than one instruction, use `of_newest`.
 """
 
 from __future__ import annotations

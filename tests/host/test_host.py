@@ -703,7 +703,7 @@ def test_threads_share_batches(monkeypatch):
     assert all("these were closed" in error for error in errors)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGALRM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGVTALRM])
 def test_no_signal_cuts_a_change_in_two(number, monkeypatch):
     """Ctrl-C, preemption, a limit of time: the handler raises when the change is whole."""
     store, apply = filled(), type(filled().contents.rows).apply

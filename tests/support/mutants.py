@@ -31,6 +31,7 @@ def history(case: int) -> tuple[str, str]:
 DATASETS = "../adapters/fbuf_adapters/datasets"
 SB3 = "../adapters/fbuf_adapters/sb3"
 STAGED = "test_sb3.py", "staged"
+ROWS = "test_rows.py", "index or indices"
 FLAT, FLAT_PER, ONE_SLOT, LARGE = map(history, range(4))
 STRIDE, SEGMENTS, SEGMENTS_DUMMY, SEGMENTS_APART = map(history, range(4, 8))
 FIRST, PER_APART, MIXED, SHUFFLED, SHUFFLED_APART, GAPS, SHORT = map(history, range(8, 15))
@@ -1642,6 +1643,20 @@ MUTANTS = [
         ("            self._let_go()\n            self._own(fbuf.clear", "            self._own(fbuf.clear", "seam", ("test_sb3.py", "in_place")),
         ("self._own(jax.device_put(state, self.device), self.steps)", "self._own(jax.device_put(state, self.device), 0)", "seam", ("test_sb3.py", "saved_and_loaded")),
         ("sum(count for _, count in found.ends)", "0", "next observations", ("test_sb3.py", "saved_and_loaded")),
+        ("back * n_envs + (n_envs - 1 - envs), back", "back * n_envs + envs, back", "seam", ROWS),
+        ("self._seen is None or self._seen[0] is not leaves", "self._seen is None", "seam", ROWS),
+    ),
+    *of(
+        f"{SB3}/_rows.py",
+        ("places % size", "places", "seam", ROWS),
+        ("return None  # where NumPy puts", "pass  # where NumPy puts", "seam", ROWS),
+        ("        if places.basic:", "        if False:", "seam", ROWS),
+        ("        if name in _IN_PLACE:", "        if False:", "seam", ("test_rows.py", "refused")),
+    ),
+    *of(
+        f"{SB3}/_stored.py",
+        ("            found[~there] = 0", "            pass", "mask", ("test_rows.py", "not_written")),
+        ("newest = steps == (memory.steps - 1) % memory.length", "newest = steps >= 0", "episode end", ("test_rows.py", "refused")),
     ),
     *of(
         f"{SB3}/_staging.py",
@@ -1653,6 +1668,31 @@ MUTANTS = [
         f"{SB3}/_loaded.py",
         ("steps = stored if stored < length else length + head", "steps = stored", "seam", ("test_sb3.py", "saved_and_loaded")),
         ("-head, axis=0", "0, axis=0", "episode end", ("test_sb3.py", "saved_and_loaded")),
+    ),
+    *of(
+        f"{SB3}/_turns.py",
+        ("            if turns.busy:", "            if False:", "adapters", ("test_handlers.py", "other_calls")),
+        ("        if self.later and not self.busy and not self.adding:", "        if False:", "adapters", ("test_handlers.py", "adds")),
+    ),
+    *of(
+        f"{SB3}/_replay_buffer.py",
+        ("        if turns.adding or turns.busy:  # a signal", "        if False:  # a signal", "adapters", ("test_handlers.py", "adds")),
+        ("step = copy.deepcopy((obs", "step = copy.copy((obs", "adapters", ("test_handlers.py", "copy")),
+        ("wrong |= ~memory.ages(steps, envs)[1]", "pass", "seam", ("test_overrides.py", "no_row")),
+        ("            if self._draws_by_position():", "            if False:", "adapters", ("test_overrides.py", "override")),
+    ),
+    *of(
+        f"{SB3}/_overrides.py",
+        (" or name in vars(buffer)", "", "adapters", ("test_overrides.py", "one_object")),
+        ("if issubclass(kind, _THEIRS) and", "if False and", "adapters", ("test_overrides.py", "would_not")),
+    ),
+    *of(
+        f"{SB3}/_pickles.py",
+        ("        write_files(file.parent, {file.name: content})", "        with open(file, \"wb\") as out:\n            content(out)", "adapters", ("test_saves.py", "moment or fails")),
+    ),
+    *of(
+        f"{SB3}/_algorithms.py",
+        ("            options.setdefault(\"gamma\", self.gamma)", "            options.setdefault(\"gamma\", 1.0)", "adapters", ("test_saves.py", "n_steps")),
     ),
     *of(
         f"{SB3}/_batches.py",

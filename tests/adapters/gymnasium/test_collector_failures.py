@@ -113,6 +113,27 @@ def interrupting(at):
     return act
 
 
+def test_a_call_in_the_midst_of_another_is_refused():
+    """As a signal handler may make it; here the policy does."""
+    refused = []
+
+    def calling(observation):
+        for call in (lambda: collector.collect(None, 1), collector.recover):
+            with pytest.raises(CollectorError, match="collect is under way") as error:
+                call()
+            refused.append(error)
+        return policy(observation)
+
+    with Collector(vector("same_step"), policy) as collector:
+        state = buffer(collector)
+        collector._producer.stepper._policy = calling
+        state = collector.collect(state, 3)
+        assert len(refused) == 4
+        assert int(fbuf.size(state)) == 9
+        collector._producer.stepper._policy = policy
+        assert int(fbuf.size(collector.collect(state, 1))) == 12
+
+
 def test_ctrl_c_between_steps():
     with Collector(vector(3), interrupting(at=14), chunk=8) as collector:
         state = buffer(collector)
