@@ -10,7 +10,7 @@ two means against that:
 
 1. `uninterrupted()` swaps the signal handlers for ones that only take note of the signal. At the
    end of its block the real handlers are called. It covers any Python code. But to swap handlers
-   takes 20 to 100 us, a fifth of a call of a small buffer. So only what takes long uses it: saving,
+   takes 5 to 20 us, a tenth of a call of a small buffer. So only what takes long uses it: saving,
    collecting, rows on the host.
 2. `Calls` makes the call one instruction. A compiled program is a C function, and so are `map` and
    `deque`. `at_once(map(keep, map(program, arguments)))` returns a call of `deque` that runs the
