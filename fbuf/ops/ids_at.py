@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import chex
+import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fbuf.checks import values as check
 from fbuf.dispatch import read_before_write
@@ -15,7 +17,37 @@ from fbuf.storage.ids import Ids
 from fbuf.xla.varying import varying
 
 
-@operation()
+def _integers(function: str, argument: str, value: Any) -> Any:
+    """Return slots as an array: int32 of NumPy, checked, or an array of JAX of any integers."""
+    name = f"fbuf.{function}: {argument}"
+    if isinstance(value, list | tuple):
+        traced = any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(value))
+        try:
+            value = (jnp if traced else np).asarray(value)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise TypeError(
+                f"{name} must be integers of one shape, such as [0, 2]: {error}"
+            ) from None
+        value = value if value.size else value.astype(np.int32)  # no number says no dtype
+    elif isinstance(value, int):
+        value = np.asarray(value)
+    is_array = isinstance(value, jax.Array | np.ndarray | np.generic)
+    if not is_array or isinstance(value, np.ma.MaskedArray):
+        check.array(function, argument, value)  # it says more of a tensor, or of a mask
+        raise TypeError(f"{name} must be integers, got {type(value).__name__}")
+    if value.dtype == bool:
+        raise TypeError(f"{name} must be integers, got bool; for a mask give np.flatnonzero(mask)")
+    if not jnp.issubdtype(value.dtype, jnp.integer):
+        raise TypeError(f"{name} must be integers, got {value.dtype}; cast them with astype")
+    if isinstance(value, jax.Array) or value.dtype == np.int32:
+        return value
+    if value.size and not -(2**31) <= int(value.min()) <= int(value.max()) < 2**31:
+        worst = int(value.min() if value.min() < -(2**31) else value.max())
+        raise ValueError(f"{name} is {worst}, which int32 cannot hold; a slot is below capacity")
+    return value.astype(np.int32)
+
+
+@operation(checks={"slots": _integers}, typed=("slots",))
 def ids_at(state: State[Any], slots: chex.Array) -> Ids:
     """Name the rows that lie in these slots now.
 
@@ -24,14 +56,15 @@ def ids_at(state: State[Any], slots: chex.Array) -> Ids:
 
     Args:
         state: The buffer; never consumed.
-        slots: int32, of any shape.
+        slots: Integers of any shape: an array of JAX or of NumPy, a list, or a number.
 
     Returns:
         Their ids, shaped like `slots`. A slot outside the buffer, an unwritten slot, and the slot
         of a removed row give an id that names no row (slot -1).
 
     Raises:
-        TypeError: When traced, if `slots` is not int32.
+        TypeError: If `slots` are no integers.
+        ValueError: If one of NumPy's or Python's is no int32.
         RuntimeError: If `state` has been consumed.
 
     Cost: O(B) for B slots.
@@ -42,11 +75,12 @@ def ids_at(state: State[Any], slots: chex.Array) -> Ids:
         >>> fbuf.ids_at(state, jnp.array([0, 2, 3])).slot
         Array([ 0,  2, -1], dtype=int32)
     """
-    check.no_list("ids_at", "slots", slots)
-    if jnp.result_type(slots) != jnp.int32:
-        raise TypeError(
-            f"fbuf.ids_at: slots must be int32, got {jnp.result_type(slots)}; cast them with astype"
-        )
-    ids = state.ring.name_live(varying(jnp.asarray(slots), state.fault))
+    slots = jnp.asarray(slots)
+    if slots.dtype != jnp.int32:
+        if slots.dtype.itemsize >= 4:  # the cast would take a slot outside for one inside
+            outside = (slots < 0) | (slots >= state.capacity)
+            slots = jnp.where(outside, state.capacity, slots)
+        slots = slots.astype(jnp.int32)
+    ids = state.ring.name_live(varying(slots, state.fault))
     read_before_write.note_read(state, ids.slot)
     return ids
