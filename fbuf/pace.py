@@ -165,7 +165,8 @@ class Pace:
         Args:
             counter: The counter of the last call, or `pace.init()`.
             added: The environment steps made since, an integer of at least 0; may be traced. With
-                several environments, the steps of all together.
+                several environments, the steps of all together. A step that only reset an
+                environment is none, so count `collector.stats()["steps"]`, and not its calls.
             most: The most gradient steps to return, an integer of at least 0; may be traced. The
                 rest is due at a later call. None is any number.
 

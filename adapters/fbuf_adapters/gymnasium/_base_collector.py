@@ -89,8 +89,9 @@ class BaseCollector(abc.ABC):
         Returns:
             A dict with these entries:
 
-            - `steps`: the steps in the buffer, of all environments together.
-            - `steps_per_second`: the rate while environments are stepped.
+            - `steps`: the steps that were added, of all environments together. A step that only
+              reset an environment, as in the mode `NEXT_STEP`, is none.
+            - `steps_per_second`: the rate of such steps while environments are stepped.
             - `queue_depth`: the number of waiting chunks.
             - `learner_waited`: the seconds that the learner waited for chunks.
             - `environments_waited`: the seconds that environments waited for room; over workers a

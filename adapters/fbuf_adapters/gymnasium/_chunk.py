@@ -26,6 +26,7 @@ class StepChunk:
         version: The version of the policy that acted; or int32 `[E]`.
         fresh: Whether the environments were reset before the first of these steps. Then episodes
             that were open in the chunk before stay without an end. A bool, or bool `[E]`.
+        resets: The number of these steps, of all environments, that only reset one.
     """
 
     observation: Any
@@ -37,11 +38,17 @@ class StepChunk:
     extras: dict[str, Any]
     version: Any
     fresh: Any
+    resets: int = 0
 
     @property
     def steps(self) -> int:
         """`T`."""
         return len(self.terminated)
+
+    @property
+    def made(self) -> int:
+        """The steps that the environments have made, all together: a reset is none."""
+        return self.terminated.size - self.resets
 
 
 class ChunkRows:
@@ -89,7 +96,11 @@ class ChunkRows:
                 self._extras[name] = np.empty((self._lead[0], *array.shape), array.dtype)
             self._extras[name][step] = array
 
-    def chunk(self, version: int, fresh: bool) -> StepChunk:
+    def ended(self) -> np.ndarray[Any, Any]:
+        """Return which of the whole steps ended an episode: bool `[T, E]`."""
+        return self.terminated[: self.steps] | self.truncated[: self.steps]
+
+    def chunk(self, version: int, fresh: bool, resets: int = 0) -> StepChunk:
         """Return the whole steps, as they are stored."""
         steps = self.steps
         whole = map_leaves(lambda a: stored(a[: steps + 1], "observation"), self._observation)
@@ -103,6 +114,7 @@ class ChunkRows:
             extras={n: stored(a[:steps], n) for n, a in self._extras.items()},
             version=version,
             fresh=fresh,
+            resets=resets,
         )
 
     def _following(self, observations: Any) -> Any:
@@ -110,7 +122,7 @@ class ChunkRows:
         rows = map_leaves(lambda a: a[1:], observations)
         if self._final is None:
             return rows
-        ended = self.terminated[: self.steps] | self.truncated[: self.steps]
+        ended = self.ended()
 
         def replaced(array: np.ndarray[Any, Any], final: np.ndarray[Any, Any]) -> Any:
             array = array.copy()

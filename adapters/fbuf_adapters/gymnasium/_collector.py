@@ -166,7 +166,9 @@ class Collector(BaseCollector):
         Args:
             state: The buffer, a `fbuf.State` or a `fbuf.sharded.ShardedState`. It is consumed. A
                 `HostStore` is changed in place.
-            steps: The number of steps. All numbers share four compiled programs.
+            steps: The number of calls of `envs.step`. In the mode `NEXT_STEP` such a call only
+                resets the environments that had ended: for them it is no step. All numbers share
+                four compiled programs.
 
         Returns:
             The buffer with the rows in it.
@@ -213,7 +215,8 @@ class Collector(BaseCollector):
 
         Args:
             state: The buffer, as for `collect`.
-            at_least: Wait until this many steps of each environment have come.
+            at_least: Wait until this many steps of each environment have come, counted as the
+                `steps` of `collect`.
 
         Returns:
             The buffer with the rows in it.
@@ -297,10 +300,9 @@ class Collector(BaseCollector):
 
     def _measured(self) -> dict[str, Any]:
         producer, background = self._producer, self._background
-        num_envs = producer.stepper.num_envs
-        rate = producer.steps * num_envs / producer.seconds if producer.steps else 0.0
+        rate = producer.steps / producer.seconds if producer.steps else 0.0
         return {
-            "steps": self._added * num_envs,
+            "steps": self._added,
             "steps_per_second": rate,
             "queue_depth": background.depth if background else 0,
             "learner_waited": background.empty_seconds if background else 0.0,
@@ -332,7 +334,7 @@ class Collector(BaseCollector):
                 self._left = self._writer.add(self._left, chunk, dummies=dummies)
                 self._pending.popleft()
                 self._ended = chunk.terminated[-1] | chunk.truncated[-1]
-                self._added += chunk.steps
+                self._added += chunk.made
                 self._newest_version = chunk.version
                 self._episodes.see(chunk)  # last: even if it raises, the rows are added once
 

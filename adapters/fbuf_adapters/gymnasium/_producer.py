@@ -30,7 +30,7 @@ class Producer:
         self.seconds = 0.0
         """The time spent on steps."""
         self.steps = 0
-        """The number of steps made, of each environment."""
+        """The number of steps made, of all environments together."""
         self._policy = policy
         self._lock = threading.Lock()
         self._weights: tuple[Any, int] | None = None
@@ -59,7 +59,7 @@ class Producer:
         began = time.perf_counter()
         chunk = self.stepper.chunk(steps, stop)
         self.seconds += time.perf_counter() - began
-        self.steps += chunk.steps
+        self.steps += chunk.made
         return chunk
 
 

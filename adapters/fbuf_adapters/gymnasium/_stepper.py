@@ -78,6 +78,8 @@ class Stepper:
         self._observation: Any = None  # None: to be reset
         self._acted: Any = None  # the policy's output at this observation, if `spec` asked for it
         self._fresh = True
+        self._ended = np.zeros(self.num_envs, np.bool_)
+        """The environments whose next step only resets them."""
         self._version = 0
         self._partial: StepChunk | None = None
         self._was_reset = False
@@ -132,18 +134,27 @@ class Stepper:
             self._reset()
         rows = ChunkRows(self.num_envs, steps, self._space, self._policy.action, self._reward)
         observation, acted, fresh = self._observation, self._acted, self._fresh
+        ended = np.zeros_like(self._ended) if fresh else self._ended
         self.restart()  # holds if anything raises, the making of the chunk included
         try:
             observation = self._fill(rows, steps, stop, observation, acted)
-            chunk = rows.chunk(self._version, fresh)
+            chunk = self._made(rows, fresh, ended)
         except BaseException:
             if rows.steps:
                 with contextlib.suppress(ValueError):  # a number that cannot be stored
-                    self._partial = rows.chunk(self._version, fresh)
+                    self._partial = self._made(rows, fresh, ended)
             raise
         self._observation = observation
         self._fresh = fresh and not rows.steps
         return chunk
+
+    def _made(self, rows: ChunkRows, fresh: bool, before: np.ndarray[Any, Any]) -> StepChunk:
+        """Return the whole steps, with the environments that had ended before, bool `[E]`."""
+        if self.autoreset != "next_step":
+            return rows.chunk(self._version, fresh)
+        ended = np.concatenate([before[None], rows.ended()])
+        self._ended = ended[-1]
+        return rows.chunk(self._version, fresh, int(np.count_nonzero(ended[:-1])))
 
     def partial_chunk(self) -> StepChunk | None:
         """Return, once, the whole steps of the chunk that raised; None if there were none."""

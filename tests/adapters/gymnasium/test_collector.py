@@ -324,7 +324,6 @@ def stored_observations(act):
         return np.asarray(fbuf.rollout(collector.collect(buffer(collector), 4)).data["observation"])
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize(
     "mode",
     [pytest.param(mode, marks=[pytest.mark.sweep] * (mode != "next_step")) for mode in MODES],
@@ -339,8 +338,33 @@ def test_stats_know_the_episodes(mode):
     assert stats["episodes"] == len(ends)
     assert stats["mean_length"] == pytest.approx(len(whole) / len(ends))
     assert stats["mean_return"] == pytest.approx(sum(s.reward for s in whole) / len(ends), 1e-5)
-    assert stats["steps"] == 3 * 53
-    assert stats["steps_per_second"] > 0
+    assert stats["steps"] == len(steps)
+    assert (len(steps) < 3 * 53) == (mode == "next_step")
+    seconds = collector._producer.seconds
+    assert stats["steps_per_second"] == pytest.approx(len(steps) / seconds)
+
+
+@pytest.mark.parametrize("calls", [(1, 1, 1, 1, 1, 1, 1, 1), (8,), (3, 5)])
+def test_a_step_that_only_resets_is_no_step(calls):
+    """Also where the end is the last row of a chunk, and behind an error and a new start."""
+    with Collector(vector(3, "next_step", fails=(1, 14)), policy, chunk=4) as collector:
+        state = buffer(collector)
+        for number in calls:
+            state = collector.collect(state, number)
+        assert collector.stats()["steps"] == len(expected(3, 8, "next_step"))
+        with pytest.raises(ZeroDivisionError):
+            collector.collect(state, 40)
+        state = collector.recover()
+        assert collector.stats()["steps"] == int(fbuf.size(state))
+        state = collector.collect(state, 5)
+        assert collector.stats()["steps"] == int(fbuf.size(state))
+
+
+def test_nor_is_it_one_in_the_background():
+    with Collector(vector(3, "next_step"), policy, chunk=4, background=True) as collector:
+        state = collector.drain(buffer(collector), at_least=30)
+        stats = collector.stats()
+    assert stats["steps"] == int(fbuf.size(state)) < int(state.ring.count())
 
 
 def test_two_vectors_of_one_class_keep_their_own_mode():
