@@ -42,6 +42,8 @@ from fbuf.samplers.random_bits import fold_in
 from fbuf.storage.episodes import Autoreset
 from fbuf.storage.ids import NO_SLOT
 from fbuf.storage.layout import Layout
+from fbuf.storage.left_off import changed as changed_lanes
+from fbuf.storage.left_off import nowhere, place
 from fbuf.storage.ring import DUMMY, REMOVED, STANDS_IN, TERMINATED, TRUNCATED, Ring, Span
 from fbuf.storage.stored_lanes import Lane, stored_lanes
 from fbuf.storage.tags import of as tag_of
@@ -50,6 +52,7 @@ from fbuf.views import Reader, Reading, Request, View
 from fbuf.views.gather import request_rows
 from fbuf.views.requests import Wanted
 from fbuf.views.steps import following
+from fbuf.xla.explicit import on_automatic_axes
 
 __all__ = [
     "DUMMY",
@@ -82,6 +85,7 @@ __all__ = [
     "at_once",
     "build_host_batch",
     "can_hold",
+    "changed_lanes",
     "check",
     "check_episodes",
     "check_stays_in_process",
@@ -95,9 +99,12 @@ __all__ = [
     "local_path",
     "make_folder",
     "of_newest",
+    "nowhere",
+    "on_automatic_axes",
     "opaque",
     "opaque_all",
     "opened_for_report",
+    "place",
     "plan_draws",
     "refuse_consumed",
     "register_with_flax",

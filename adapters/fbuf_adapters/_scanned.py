@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fbuf
-from fbuf.adapter_api import check, refuse_consumed
+from fbuf.adapter_api import changed_lanes, check, nowhere, place, refuse_consumed
 from fbuf_adapters._fields import blank_rows, blank_specs, check_state, with_blank
 
 _FILLED = frozenset(("observation", "action", "reward", "next_observation"))
@@ -48,6 +48,8 @@ class Carry:
         observation: The observation that the policy sees next.
         key: The random key of the steps to come.
         fresh: No step has been made since the reset.
+        left: The place behind the newest rows of the last `scan`. In a buffer that others have
+            changed since, and in another one, open episodes are truncated first.
         episode_return: `[num_envs]`; the sums of rewards of the open episodes.
         episode_length: `[num_envs]`; the steps of the open episodes.
         episodes: The number of ended episodes, and the sums of their returns and lengths, each with
@@ -58,6 +60,7 @@ class Carry:
     observation: Any
     key: jax.Array
     fresh: jax.Array
+    left: jax.Array
     episode_return: jax.Array
     episode_length: jax.Array
     episodes: jax.Array
@@ -162,7 +165,14 @@ class ScanCollector:
         env_state, observation = self._reset(reset_key)
         none = jnp.zeros(self._num_envs)
         return Carry(
-            env_state, observation, key, jnp.array(True), none, none.astype(int), jnp.zeros((2, 3))
+            env_state=env_state,
+            observation=observation,
+            key=key,
+            fresh=jnp.array(True),
+            left=nowhere(self._num_envs),
+            episode_return=none,
+            episode_length=none.astype(int),
+            episodes=jnp.zeros((2, 3)),
         )
 
     def scan(self, carry: Carry, state: Any, params: Any, steps: int) -> tuple[Carry, Any]:
@@ -181,10 +191,28 @@ class ScanCollector:
             ValueError: If the buffer was made for other rows or environments.
         """
         check_state("Collector.scan", state, self._fields, self.options)
-        state = fbuf.end_episode(state, mask=carry.fresh)
+        others = changed_lanes(state.ring.cursor, carry.left, self._num_envs)
+        state = fbuf.end_episode(state, mask=others | carry.fresh)
         carry = dataclasses.replace(carry, fresh=jnp.array(False))
         one = lambda loop, _: (self._one(params, *loop), None)
-        return jax.lax.scan(one, (carry, state), None, length=steps)[0]
+        carry, state = jax.lax.scan(one, (carry, state), None, length=steps)[0]
+        return dataclasses.replace(carry, left=place(state.ring)), state
+
+    def resume(self, carry: Carry, state: Any) -> Carry:
+        """Go on behind the newest rows of a state: they are the last ones of this collection.
+
+        Call it if you restore both from a checkpoint, with `fbuf.load(..., episodes="keep")`: no
+        episode is truncated then. A pure function.
+
+        Args:
+            carry: The state of the collection, as it was saved with the buffer.
+            state: The buffer.
+
+        Returns:
+            The state of the collection, for `scan`.
+        """
+        check_state("Collector.resume", state, self._fields, self.options)
+        return dataclasses.replace(carry, left=place(state.ring))
 
     def _one(self, params: Any, carry: Carry, state: Any) -> tuple[Carry, Any]:
         """Make a step and add it."""

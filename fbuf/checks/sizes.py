@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pathlib
 import re
+import resource
 from typing import Any
 
 import jax
@@ -70,7 +71,24 @@ def free_of_host() -> int | None:
     if "MemAvailable" not in known:
         return None
     available = known["MemAvailable"] + known.get("SwapFree", 0)
-    return min([available, *_left_of_container()])
+    addresses = free_addresses()
+    limits = [*_left_of_container(), *([] if addresses is None else [addresses])]
+    return min([available, *limits])
+
+
+def free_addresses() -> int | None:
+    """Return the bytes that the process may still map (`ulimit -v`); None for no limit.
+
+    A file that is mapped counts, too, though its pages take no memory for long.
+    """
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit == resource.RLIM_INFINITY:
+        return None
+    try:
+        pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
+    except OSError:
+        return None
+    return max(limit - pages * resource.getpagesize(), 0)
 
 
 def _left_of_container() -> list[int]:

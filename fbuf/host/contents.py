@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import dataclasses
+import functools
 import os
 import pathlib
 import threading
@@ -24,6 +26,7 @@ from fbuf.host.checkpoint_rows import SavedRows
 from fbuf.host.next_obs_check import differs
 from fbuf.host.row_arrays import Leaves, Rows
 from fbuf.host.taking import Taking
+from fbuf.ops.spec import BufferSpec
 from fbuf.runtime.interrupts import uninterrupted
 from fbuf.samplers import row_fields
 from fbuf.storage import deferred, store
@@ -254,20 +257,58 @@ def _reading(rows: Rows | SavedRows) -> Callable[[Any, Any], Any]:
     return read
 
 
-def check_free_memory(like: fbuf.State[Any], in_memory: bool) -> None:
-    """Refuse a buffer that no memory has room for, before any of it is taken."""
+def check_free_memory(spec: BufferSpec, item: Any, files: bool) -> None:
+    """Refuse a buffer that no memory has room for, before any of it is taken.
+
+    Args:
+        spec: The arguments of the buffer.
+        item: One row.
+        files: Whether the rows lie in files.
+    """
+    (device,) = jnp.zeros(()).devices()
+    asked = functools.partial(_asked, spec, item, device, files)
+    capacity = spec.capacity
+    for at, (count, free, where) in enumerate(asked(capacity)):
+        if free is None or count <= free:
+            continue
+        step = (spec.num_envs or 1) * spec.sampler.stride
+        fits = lambda rows: all(c <= f for c, f, _ in asked(rows) if f is not None)
+        smaller = range(step, capacity, step)
+        fitting = bisect.bisect_left(smaller, True, key=lambda rows: not fits(rows))
+        remedy = "not one row would fit"
+        if fitting and asked(fitting * step):
+            remedy = f"capacity={fitting * step} would fit"
+        if not files:
+            remedy += ", or give files, a directory for the rows"
+        elif at:
+            remedy += ", or raise the limit"
+        raise MemoryError(
+            f"HostStore: {capacity} rows take {sizes.in_words(count)} of {where}, which has "
+            f"{sizes.in_words(free)} free; {remedy}"
+        )
+
+
+def _asked(
+    spec: BufferSpec, item: Any, device: Any, files: bool, capacity: int
+) -> list[tuple[int, int | None, str]]:
+    """Return what a buffer takes, what is free, and where; nothing if there is no such buffer."""
+    try:
+        like = jax.eval_shape(lambda: spec.init(item, capacity=capacity))
+    except ValueError:  # too few rows for the sampler, say: `init` refuses it
+        return []
     kept = like.next_obs
     rows = sizes.nbytes(like.storage) + (0 if kept is None else sizes.nbytes(kept.rows))
-    index = sizes.nbytes(like) - rows
-    (device,) = jnp.zeros(()).devices()
-    shared = in_memory and device.platform == "cpu"
-    asked = [(index + rows * shared, sizes.free(device), str(device))]
-    if in_memory and not shared:
-        asked.append((rows, sizes.free_of_host(), "the host"))
-    for count, free, where in asked:
-        if free is not None and count > free:
-            raise MemoryError(
-                f"HostStore: {like.capacity} rows take {sizes.in_words(count)} of {where}, which "
-                f"has {sizes.in_words(free)} free; take a smaller capacity"
-                + (", or give files, a directory for the rows" if in_memory else "")
-            )
+    index, on_cpu = sizes.nbytes(like) - rows, device.platform == "cpu"
+    if files:
+        mapped = rows + index * on_cpu
+        addresses = "the address space of this process (ulimit -v)"
+        return [
+            (index, sizes.free(device), str(device)),
+            (mapped, sizes.free_addresses(), addresses),
+        ]
+    if on_cpu:
+        return [(index + rows, sizes.free(device), str(device))]
+    return [
+        (index, sizes.free(device), str(device)),
+        (rows, sizes.free_of_host(), "the host"),
+    ]

@@ -70,7 +70,8 @@ class HostStore(Generic[Item]):
         ValueError: As `fbuf.init`.
         TypeError: As `fbuf.init`.
         MemoryError: If there is no room for the rows in host memory, or none on the device for
-            what lies there. Nothing has been allocated then.
+            what lies there. With `files`, if a limit of the process (`ulimit -v`) leaves no room to
+            map them. Nothing has been allocated then. The message has a capacity that would fit.
         OSError: If the disk has no room for the files, or they cannot be made.
 
     Examples:
@@ -99,7 +100,7 @@ class HostStore(Generic[Item]):
         """See the class."""
         spec = BufferSpec(capacity, sampler, num_envs, autoreset, lockstep, next_of, max_ends)
         parse.item_specs("init", item)
-        check_free_memory(jax.eval_shape(lambda: spec.init(item)), in_memory=files is None)
+        check_free_memory(spec, item, files=files is not None)
         index = programs.init(item, spec)
         folder = None if files is None else paths.local("HostStore", files)
         rows = Rows(index.storage.layout, capacity, folder)

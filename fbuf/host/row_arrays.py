@@ -6,6 +6,7 @@ narrow fields of a row lie side by side as words; a wide field has an array of i
 
 from __future__ import annotations
 
+import errno
 import math
 import mmap
 import os
@@ -163,6 +164,15 @@ class Rows:
         with tempfile.TemporaryFile(dir=folder) as file:
             # A disk that is full when a map is written to would end the process without a word.
             os.posix_fallocate(file.fileno(), 0, length)
-            mapped = mmap.mmap(file.fileno(), length)
+            try:
+                mapped = mmap.mmap(file.fileno(), length)
+            except OSError as error:
+                if error.errno != errno.ENOMEM:
+                    raise
+                raise MemoryError(
+                    f"HostStore: a file of {sizes.in_words(length)} cannot be mapped into this "
+                    f"process ({error.strerror}); take a smaller capacity, or raise the limits of "
+                    "the process"
+                ) from error
         self.maps.append(mapped)
         return np.frombuffer(mapped, np.uint8).view(dtype).reshape(spec.shape)

@@ -6,8 +6,12 @@ import copy
 import dataclasses
 import errno
 import functools
+import mmap
 import multiprocessing
 import os
+import pathlib
+import re
+import resource
 import signal
 import threading
 import time
@@ -387,6 +391,46 @@ def test_files_leave_nothing_behind(tmp_path):
     assert (tmp_path / "rows").is_dir()
     assert not list((tmp_path / "rows").iterdir())
     assert store.rows().data.tolist() == list(range(500, 1500))
+
+
+def test_what_a_limit_of_the_process_leaves_no_room_for(tmp_path, monkeypatch):
+    """Files that are mapped count, too; the capacity that is named fits, and no larger one."""
+    monkeypatch.setattr(sizes, "free_addresses", lambda: 2**20)
+    sampler, item = fbuf.Uniform(window=2), {"x": jnp.zeros(250)}
+    for options in ({}, {"num_envs": 4, "sampler": sampler}, {"next_of": "x"}):
+        message = r"10000 rows take .* MiB of the address space.*\(ulimit -v\), which has 1.0 MiB"
+        with pytest.raises(MemoryError, match=message) as error:
+            HostStore(item, 10_000, files=tmp_path, **options)
+        fitting = int(re.search(r"capacity=(\d+) would fit, or raise", str(error.value))[1])
+        HostStore(item, fitting, files=tmp_path, **options)
+        with pytest.raises(MemoryError, match=f"capacity={fitting} would fit"):
+            HostStore(item, fitting + options.get("num_envs", 1), files=tmp_path, **options)
+    with pytest.raises(MemoryError, match="not one row would fit"):
+        HostStore(jnp.zeros(2**20), 100, files=tmp_path)
+    with pytest.raises(ValueError, match="window"):
+        HostStore(item, 1, sampler=sampler, files=tmp_path)
+
+
+def test_a_map_that_fails_says_sizes(tmp_path, monkeypatch):
+    def fails(*_):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(mmap, "mmap", fails)
+    with pytest.raises(MemoryError, match=r"a file of 4.0 MiB cannot be mapped.*Cannot allocate"):
+        HostStore(jnp.zeros(2**20), 1, files=tmp_path)
+
+
+def test_the_limit_of_the_process_is_read(monkeypatch):
+    pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
+    used = pages * resource.getpagesize()
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (used + 2**30, -1))
+    assert abs(sizes.free_addresses() - 2**30) < 2**28
+    assert sizes.free_of_host() <= sizes.free_addresses() + 2**28
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (2**20, -1))
+    assert sizes.free_addresses() == sizes.free_of_host() == 0
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY, -1))
+    assert sizes.free_addresses() is None
+    assert sizes.free_of_host() > 0
 
 
 @pytest.mark.sweep

@@ -1507,6 +1507,58 @@ MUTANTS = [
         ("        if buffer.contents.owned:", "        if False:", "adapters", ("test_collector_buffers.py", "says_so")),
     ),
     *of(
+        "storage/left_off.py",
+        ("differs[:, :_SAVE_ID].any(axis=1) | differs[:, _SAVE_ID + 1 :].any(axis=1)", "differs.any(axis=1)", "writers", ("test_several_writers.py", "adds_no_row")),
+        ("return jnp.copy(jnp.broadcast_to(ring.cursor, (ring.cursor.shape[0], ring.lanes)))", "return jnp.broadcast_to(ring.cursor, (ring.cursor.shape[0], ring.lanes))", "writers", ("test_several_scans.py", "no_array_of")),
+        ("(cursor != left).reshape(shards, -1,", "(cursor[:1] != left[:1]).reshape(shards, -1,", "writers", ("test_several_writers.py", "other_changes")),
+    ),
+    *of(
+        "../adapters/fbuf_adapters/_left_off.py",
+        ("return jnp.copy(cursor)", "return cursor", "writers", ("test_several_writers.py", "adds_no_row")),
+        ("None if isinstance(changed, np.ndarray) and not changed.any() else changed", "None if isinstance(changed, np.ndarray) else changed", "writers", ("test_several_writers.py", "two_collectors")),
+    ),
+    *of(
+        "../adapters/fbuf_adapters/gymnasium/_chunk_writer.py",
+        ("ended = known(self._changed(kind, buffer), wait=kind.waits)", "ended = None", "writers", ("test_several_writers.py", "two_collectors")),
+        ("            self._left.note(kind.state(buffer).ring.cursor)\n", "", "writers", ("test_several_writers.py", "adds_no_row")),
+        ("        return buffer.lock\n", "        return contextlib.nullcontext()\n", "writers", ("test_several_writers.py", "two_threads")),
+        ("        return buffer.num_shards\n", "        return 1\n", "writers", ("test_several_writers.py", "two_collectors")),
+    ),
+    *of(
+        "../adapters/fbuf_adapters/_scanned.py",
+        ("mask=others | carry.fresh", "mask=carry.fresh", "writers", ("test_several_scans.py", "")),
+        ("return dataclasses.replace(carry, left=place(state.ring)), state", "return carry, state", "writers", ("test_several_scans.py", "")),
+    ),
+    *of(
+        "../adapters/fbuf_adapters/datasets/_target.py",
+        ("                    self.result.end_episode()\n                self.result.add", "                    pass\n                self.result.add", "writers", ("test_several_writers.py", "data_set")),
+        ("                self._left.note(contents.index.ring.cursor)\n", "", "writers", ("test_several_writers.py", "data_set")),
+    ),
+    *of(
+        "../adapters/fbuf_adapters/tensordict/_writer.py",
+        ("if others and not self.ends.knows_ids:", "if False:", "writers", ("test_ends.py", "other_code")),
+        ("others = run.seen is not None and found != (run.cursor, run.lap)", "others = run.seen is not None", "writers", ("test_ends.py", "other_code")),
+    ),
+    *of(
+        "../adapters/fbuf_adapters/gymnasium/_chunk.py",
+        ("return self.terminated.size - self.resets", "return self.terminated.size", "steps", ("test_collector.py", "resets or stats")),
+    ),
+    *of(
+        "../adapters/fbuf_adapters/gymnasium/_stepper.py",
+        ("ended = np.zeros_like(self._ended) if fresh else self._ended", "ended = self._ended", "steps", ("test_collector.py", "only_resets")),
+        ("        self._ended = ended[-1]\n", "", "steps", ("test_collector.py", "only_resets")),
+    ),
+    *of(
+        "ops/ids_at.py",
+        ("slots = jnp.where(outside, state.capacity, slots)", "slots = slots", "slots", ("test_ids_at.py", "wide")),
+        ("if not is_array or isinstance(value, np.ma.MaskedArray):", "if not is_array:", "slots", ("test_ids_at.py", "no_slots")),
+    ),
+    *of(
+        "host/contents.py",
+        ("mapped = rows + index * on_cpu", "mapped = index * on_cpu", "limits", ("test_host.py", "limit_of_the_process_leaves")),
+        ("if fitting and asked(fitting * step):", "if fitting:", "limits", ("test_host.py", "limit_of_the_process_leaves")),
+    ),
+    *of(
         "../adapters/fbuf_adapters/gymnasium/_chunk.py",
         ("reward=stored(self.reward[:steps], \"reward\")", "reward=self.reward[:steps].astype(np.float32)", "adapters", ("test_collector_info.py", "32_bits")),
     ),

@@ -13,6 +13,7 @@ import numpy as np
 import fbuf
 from fbuf.adapter_api import STANDS_IN, uninterrupted
 from fbuf.host import HostStore
+from fbuf_adapters._left_off import LeftOff, known
 from fbuf_adapters.datasets._buffers import Buffer
 from fbuf_adapters.datasets._chunks import Chunk
 from fbuf_adapters.datasets._errors import DatasetError
@@ -30,6 +31,7 @@ class Target(Buffer):
 
     def __init__(self, where: str, into: Any) -> None:
         super().__init__(where, into, "into", "add", "; leave it out for a new buffer")
+        self._left = LeftOff()
         ring = self.index.ring
         instead = (
             "make the store without num_envs, and with autoreset='same_step'"
@@ -69,18 +71,27 @@ class Target(Buffer):
     def end_episode(self) -> None:
         """Have the next row begin an episode."""
         if isinstance(self.result, HostStore):
-            self.result.end_episode()
+            with self.result.lock:
+                self.result.end_episode()
+                self._left.note(self.index.ring.cursor)
             return
         with uninterrupted():
             self.result = fbuf.end_episode(self.result)
 
     def add(self, chunk: Chunk) -> None:
-        """Add rows. No signal may cut this in two."""
+        """Add rows. No signal may cut this in two.
+
+        Another thread may add to a store between two chunks, and these are no continuation then.
+        """
         if isinstance(self.result, HostStore):
             with self.result.lock:
+                cursor, lanes = self.index.ring.cursor, self.index.ring.lanes
+                if known(self._left.changed(cursor, lanes), wait=True) is not None:
+                    self.result.end_episode()
                 self.result.add(chunk.items, **_given(chunk))
                 contents = self.result.contents
                 contents.index = _marked(contents.index, chunk)
+                self._left.note(contents.index.ring.cursor)
             return
         state = self.result = fbuf.add(self.result, chunk.items, **_given(chunk))
         self.result = _marked(state, chunk)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import Any
 
@@ -12,6 +13,7 @@ import fbuf
 from fbuf.adapter_api import refuse_consumed
 from fbuf.host import HostStore
 from fbuf_adapters._fields import MAKE, blank_rows, check_rows, with_blank
+from fbuf_adapters._left_off import LeftOff, known
 from fbuf_adapters.gymnasium._chunk import StepChunk
 from fbuf_adapters.gymnasium._errors import CollectorError
 from fbuf_adapters.gymnasium._info import NO_FINAL
@@ -23,6 +25,9 @@ SMALL = 128
 
 class ChunkWriter:
     """Adds chunks of `num_envs` environments to buffers made for them.
+
+    It knows where it left the buffer. Behind rows that others have added since, or in another
+    buffer, its next rows are no continuation: the open episodes are truncated first.
 
     Args:
         spec: The filled fields, see `Stepper.spec`.
@@ -50,6 +55,7 @@ class ChunkWriter:
         self._blank = blank
         self._options = options
         self._size = size
+        self._left = LeftOff()
         small = min(size, SMALL)
         self._sizes = sorted({-(-small // 8), small, size})
 
@@ -66,6 +72,7 @@ class ChunkWriter:
         state, num_envs = kind.state(buffer), kind.num_envs(buffer)
         check_rows(where, state, self._fields, self._options, num_envs, kind.make)
         kind.check(where, buffer)
+        self._changed(kind, buffer)  # known by the time at which the chunk has come
 
     def keeps_next(self, buffer: Any) -> bool:
         """Return whether a checked buffer has next observations."""
@@ -89,12 +96,29 @@ class ChunkWriter:
         kind = _kind_of(self._owner, buffer)
         if chunk.next_observation is None and self.keeps_next(buffer):
             raise CollectorError(NO_FINAL)
+        given = self._given(kind.state(buffer), chunk, envs)
+        num_envs = chunk.terminated.shape[1]
+        with kind.lock(buffer):  # or another writer could come in between
+            ended = known(self._changed(kind, buffer), wait=kind.waits)
+            if np.any(chunk.fresh):
+                fresh = np.broadcast_to(chunk.fresh, num_envs)
+                ended = fresh if ended is None else ended | fresh
+            if ended is not None:
+                buffer = kind.end_episode(buffer, ended)
+            if dummies is not None and dummies.any():
+                buffer = kind.with_resets(buffer, np.array(dummies))
+            buffer = kind.add(buffer, given)
+            self._left.note(kind.state(buffer).ring.cursor)
+        return buffer
+
+    def _changed(self, kind: StateBuffer, buffer: Any) -> Any:
+        """Return in which environments others have changed the newest rows since."""
+        lanes: Any = kind.num_envs(buffer)
+        return self._left.changed(kind.state(buffer).ring.cursor, lanes, kind.shards(buffer))
+
+    def _given(self, state: Any, chunk: StepChunk, envs: Any) -> dict[str, Any]:
+        """Return the arguments of `fbuf.add`, padded to one of a few sizes."""
         steps, num_envs = chunk.terminated.shape
-        if np.any(chunk.fresh):
-            buffer = kind.end_episode(buffer, np.broadcast_to(chunk.fresh, num_envs))
-        if dummies is not None and dummies.any():
-            buffer = kind.with_resets(buffer, np.array(dummies))
-        state = kind.state(buffer)
         wanted = state.storage.item
         version = np.full(chunk.terminated.shape, chunk.version, np.int32)
         filled = {**vars(chunk), **chunk.extras, "version": version}
@@ -116,7 +140,7 @@ class ChunkWriter:
             given["mask"] = whole[:, None] & (np.ones(num_envs, bool) if envs is None else envs)
         elif steps < self._size:
             given["mask"] = whole
-        return kind.add(buffer, given)
+        return given
 
 
 def _padded(array: np.ndarray[Any, Any], size: int) -> np.ndarray[Any, Any]:
@@ -136,6 +160,8 @@ class StateBuffer:
     """The call that makes one, for errors."""
     functions: Any = fbuf
     """The module of the functions for this kind."""
+    waits = False
+    """An add waits for the device anyway."""
 
     def state(self, buffer: Any) -> Any:
         """Return the state that knows the item, the lanes and the next observations."""
@@ -144,6 +170,14 @@ class StateBuffer:
     def num_envs(self, buffer: Any) -> int | None:
         """Return the number of environments that the buffer is for."""
         return self.state(buffer).ring.num_envs
+
+    def shards(self, buffer: Any) -> int:
+        """Return the number of shards, whose cursors lie one after the other."""
+        return 1
+
+    def lock(self, buffer: Any) -> contextlib.AbstractContextManager[Any]:
+        """Return a context in which nobody else changes the buffer."""
+        return contextlib.nullcontext()  # a state has one owner
 
     def check(self, where: str, buffer: Any) -> None:
         """Refuse a buffer that cannot be added to."""
@@ -166,9 +200,13 @@ class HostBuffer(StateBuffer):
     """Changes a `HostStore` in place, and returns it."""
 
     make = "HostStore(collector.item, capacity, **collector.options)"
+    waits = True
 
     def state(self, buffer: Any) -> Any:
         return buffer.contents.index
+
+    def lock(self, buffer: Any) -> contextlib.AbstractContextManager[Any]:
+        return buffer.lock
 
     def check(self, where: str, buffer: Any) -> None:
         if buffer.contents.owned:
@@ -202,6 +240,9 @@ class MeshBuffer(StateBuffer):
 
     def num_envs(self, buffer: Any) -> int | None:
         return buffer.num_envs
+
+    def shards(self, buffer: Any) -> int:
+        return buffer.num_shards
 
     def check(self, where: str, buffer: Any) -> None:
         refuse_consumed("sharded.add", buffer)

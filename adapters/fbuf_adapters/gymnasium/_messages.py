@@ -7,13 +7,19 @@ from typing import Any, NamedTuple
 
 from fbuf_adapters.gymnasium._shared_memory import SharedMemory
 
-STARTING, WAITING, POLICY = -1, -2, -3
-"""The places of a worker outside of its environments: it starts, it waits for work, it acts."""
+STARTING, WAITING, POLICY, IMPORTING = -1, -2, -3, -4
+"""The places of a worker outside of its environments: it starts, it waits for work, it acts. A new
+process imports the user's script before any of this."""
 
 
 def in_words(place: int) -> str:
     """Return a place in words, for errors."""
-    words = {STARTING: "while it started", WAITING: "while it waited", POLICY: "in the policy"}
+    words = {
+        STARTING: "while it started",
+        WAITING: "while it waited",
+        POLICY: "in the policy",
+        IMPORTING: "while it imported your script",
+    }
     return words.get(place, f"in environment {place}")
 
 

@@ -18,7 +18,15 @@ from typing import Any
 
 from fbuf_adapters.gymnasium._errors import CollectorError
 from fbuf_adapters.gymnasium._info import Asked
-from fbuf_adapters.gymnasium._messages import STARTING, Command, Failed, Heartbeat, Ready, in_words
+from fbuf_adapters.gymnasium._messages import (
+    IMPORTING,
+    STARTING,
+    Command,
+    Failed,
+    Heartbeat,
+    Ready,
+    in_words,
+)
 from fbuf_adapters.gymnasium._pool_collector import PoolCollector
 from fbuf_adapters.gymnasium._shared_memory import SharedMemory
 from fbuf_adapters.gymnasium._weights import SharedWeights
@@ -47,8 +55,9 @@ class ProcessCollector(PoolCollector):
     version.
 
     Make it under `if __name__ == "__main__":`. Each process starts a new Python, which imports your
-    script. Processes see no GPU (`CUDA_VISIBLE_DEVICES=""`, `JAX_PLATFORMS=cpu`), have
-    `OMP_NUM_THREADS=1`, ignore Ctrl-C, and end with your process, even if that is killed.
+    script: it does all that stands outside of the guard. Processes see no GPU
+    (`CUDA_VISIBLE_DEVICES=""`, `JAX_PLATFORMS=cpu`), have `OMP_NUM_THREADS=1`, ignore Ctrl-C, and
+    end with your process, even if that is killed.
 
     If an environment or the policy raises in a process, or if a process is killed or hangs, you get
     a `CollectorError`. It names the process and the environment, and has the traceback. The
@@ -152,7 +161,7 @@ class ProcessWorker(PoolWorker):
 
     def _start(self) -> None:
         self._heartbeat = Heartbeat()
-        self._heartbeat.at(STARTING)
+        self._heartbeat.at(IMPORTING if _imports_script() else STARTING)
         # Linux ends a process with the thread that started it, which shall be the main one.
         by_kernel = threading.current_thread() is threading.main_thread()
         job = ProcessJob(
@@ -246,6 +255,12 @@ def _refuse_importing(owner: str) -> None:
             f"{owner}: each process imports your script, and there is no file {name}; save the "
             "script to a file, and run that"
         )
+
+
+def _imports_script() -> bool:
+    """Return whether a new process imports the main script; in a notebook there is none."""
+    main = sys.modules["__main__"]
+    return getattr(main, "__file__", None) is not None or main.__spec__ is not None
 
 
 def _spawn(target: Callable[..., None], job: Any, name: str) -> tuple[Any, Any]:

@@ -220,6 +220,7 @@ def work(job: ProcessJob, connection: Any) -> None:
     """Run a process to its end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the learner, which ends this
     _watch_parent(job.die_with_parent)
+    job.heartbeat.at(_messages.STARTING)  # Python has imported the script by now
     envs = WorkerEnvs(job.heartbeat)
     try:
         _serve(job, connection, envs)

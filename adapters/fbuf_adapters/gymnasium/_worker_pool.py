@@ -18,7 +18,7 @@ from fbuf_adapters._fields import blank_specs
 from fbuf_adapters.gymnasium._base_collector import check_timeout
 from fbuf_adapters.gymnasium._errors import CollectorError
 from fbuf_adapters.gymnasium._info import Asked, Info
-from fbuf_adapters.gymnasium._messages import STARTING, Command, Failed, Filled, in_words
+from fbuf_adapters.gymnasium._messages import IMPORTING, STARTING, Command, Failed, Filled, in_words
 from fbuf_adapters.gymnasium._shared_memory import SharedChunks
 
 Mode = Literal["async", "sync"]
@@ -180,8 +180,16 @@ class PoolWorker(abc.ABC):
 
     def _refuse_hanging(self, place: int, seconds: float) -> None:
         """Raise `Ended` if it has been in a place for too long."""
-        if seconds > self._patience(place == STARTING):
+        if seconds > self._patience(place in (STARTING, IMPORTING)):
             timeout = f"timeout={self._options.timeout:g}"
+            if place == IMPORTING:
+                raise Ended(
+                    f"has been importing your script for {seconds:.0f} s ({timeout}), as each new "
+                    "process does; put what takes long, such as reading a data set, under\n\n"
+                    '    if __name__ == "__main__":\n\n'
+                    "or give a larger timeout",
+                    "",
+                )
             raise Ended(f"hangs {in_words(place)}, for {seconds:.0f} s now ({timeout})", "")
 
     @property

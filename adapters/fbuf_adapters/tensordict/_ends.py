@@ -166,6 +166,11 @@ class Ends:
         """Remember the newest episodes, once the rows have been added."""
         self._newest = told.newest
 
+    @property
+    def knows_ids(self) -> bool:
+        """Return whether the ids of the newest episodes are known, which tell one from another."""
+        return self._newest is not None and self._newest.ids is not None
+
     def forget(self) -> None:
         """Forget the newest episodes, because all rows were removed."""
         self._newest = None

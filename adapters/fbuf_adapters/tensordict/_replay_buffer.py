@@ -316,7 +316,7 @@ class TensorDictReplayBuffer:
             self._writer.refuse_in_extend("empty")
             self.buffer.empty()
             self._writer.ends.forget()
-            self._run.ready = False
+            self._run.ready, self._run.seen = False, None
             if empty_write_count:
                 self._run.write_count = 0
 

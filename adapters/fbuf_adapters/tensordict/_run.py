@@ -18,7 +18,8 @@ class Run:
         beta: The exponent of weights; None means the sampler's.
         write_count: The number of rows added, replaced ones included.
         cursor: The slot of the next row.
-        seen: The stamp of the state that `cursor` belongs to. Another stamp in the buffer means
+        lap: How often the cursor has passed the end, modulo 2**32.
+        seen: The stamp of the state that both belong to. Another stamp in the buffer means
             that other code has written to it since.
         ready: Whether there was a row to draw at the last check.
     """
@@ -28,5 +29,6 @@ class Run:
     beta: float | None = None
     write_count: int = 0
     cursor: int = 0
+    lap: int = 0
     seen: Any = None
     ready: bool = False

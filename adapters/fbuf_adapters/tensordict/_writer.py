@@ -94,9 +94,11 @@ class Writer:
     ) -> torch.Tensor:
         """Add leaves of rows, and return their slots; see `extend`."""
         run = self._run
-        self._look_up()
+        others = self._look_up()
         ends = self.ends.read(where, leaves, lead, check_order)
-        if ends.before is not None:
+        if others and not self.ends.knows_ids:
+            self._buffer.end_episode()
+        elif ends.before is not None:
             # If the rows cannot be added after this, an episode has been cut, and nothing else.
             self._buffer.end_episode(ends.before)
         known = run.form
@@ -126,19 +128,29 @@ class Writer:
             slots = slots.reshape(lead[::-1]).movedim(0, -1)
         if self._run.cursor + count > self._capacity:
             slots %= self._capacity
-        self._run.cursor = (self._run.cursor + count) % self._capacity
+        laps, self._run.cursor = divmod(self._run.cursor + count, self._capacity)
+        self._run.lap = (self._run.lap + laps) % 2**32
         self._run.seen = self._buffer.contents.stamp
         self._run.write_count += count
         return slots
 
-    def _look_up(self) -> None:
-        """Read the cursor and the newest episodes, if other code has changed the buffer."""
-        form = self._run.form
-        if form is not None and not self.is_current:
-            contents = self._buffer.contents
-            backend = contents.made("state").backend
-            self._run.cursor = contents.calls.apart(lambda: int(backend.state.ring.head[0]))
-            contents.calls.apart(lambda: self.ends.look(backend, form))
+    def _look_up(self) -> bool:
+        """Read the cursor and the newest episodes, if other code has changed the buffer.
+
+        Returns:
+            Whether it has added or removed rows since the last ones from here.
+        """
+        run, form = self._run, self._run.form
+        if form is None or self.is_current:
+            return False
+        contents = self._buffer.contents
+        backend = contents.made("state").backend
+        ring = backend.state.ring
+        found = contents.calls.apart(lambda: (int(ring.head[0]), int(ring.lap[0]) % 2**32))
+        others = run.seen is not None and found != (run.cursor, run.lap)
+        run.cursor, run.lap = found
+        contents.calls.apart(lambda: self.ends.look(backend, form))
+        return others
 
     def update_slots(self, index: Any, priority: Any) -> None:
         """Set the priorities of the rows in these slots now, if the sampler keeps priorities."""

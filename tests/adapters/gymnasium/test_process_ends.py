@@ -130,6 +130,25 @@ def test_a_program_without_a_guard_is_told(tmp_path):
     assert 'if __name__ == "__main__":' in errors
 
 
+def test_a_program_that_reads_for_long_is_told(tmp_path):
+    """Each process imports it, and reads all of it again."""
+    read = 'if __name__ != "__main__":\n    import time\n    time.sleep(60)\n'
+    short = "from fbuf_adapters.gymnasium import _worker_pool\n_worker_pool._START = 1.0\n"
+    text = program().replace("processes=2", "timeout=1.0, processes=2")
+    code, _, errors = Run(tmp_path, short + read + text).end(40)
+    assert code == 1
+    assert re.search(r"has been importing your script for \d+ s \(timeout=1\), as each", errors)
+    assert 'if __name__ == "__main__":' in errors
+    assert "hangs" not in errors
+
+
+def test_a_program_that_fails_where_it_is_imported_is_told(tmp_path):
+    fails = 'if __name__ != "__main__":\n    raise SystemExit(3)\n'
+    code, _, errors = Run(tmp_path, fails + program()).end(40)
+    assert code == 1
+    assert "ended with exit code 3 while it imported your script" in errors
+
+
 def test_a_program_from_standard_input_is_told():
     """Its processes could not import it."""
     done = subprocess.run(

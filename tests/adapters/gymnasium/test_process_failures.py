@@ -4,6 +4,7 @@ import _thread
 import os
 import re
 import signal
+import sys
 import threading
 import time
 import types
@@ -28,6 +29,8 @@ import fbuf
 pytest.importorskip("gymnasium")
 
 from fbuf_adapters.gymnasium import CollectorError
+from fbuf_adapters.gymnasium._messages import IMPORTING, STARTING
+from fbuf_adapters.gymnasium._process_collector import ProcessWorker, _imports_script
 from fbuf_adapters.gymnasium._stepper import derived_seed
 from fbuf_adapters.gymnasium._worker_pool import Ended, WorkerPool
 
@@ -259,3 +262,29 @@ def test_a_closed_pool_starts_and_commands_nobody():
     with pytest.raises(CollectorError, match="is closed"):
         pool.listen(wait=False)
     assert not calls
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        (IMPORTING, r"has been importing your script for 61 s \(timeout=9\)(.|\n)*__main__"),
+        (STARTING, r"hangs while it started, for 61 s now \(timeout=9\)"),
+    ],
+)
+def test_a_start_has_a_minute_and_its_error_says_what_takes_long(place, message):
+    worker = object.__new__(ProcessWorker)
+    worker._options = types.SimpleNamespace(timeout=9.0)
+    worker._refuse_hanging(place, 59.0)
+    with pytest.raises(Ended, match=message):
+        worker._refuse_hanging(place, 61.0)
+
+
+def test_a_process_imports_the_script_if_there_is_one(monkeypatch):
+    main = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    assert not _imports_script()  # a notebook, or `python -c`
+    main.__file__ = "train.py"
+    assert _imports_script()
+    del main.__file__
+    main.__spec__ = types.SimpleNamespace(name="train")  # `python -m train`
+    assert _imports_script()

@@ -592,3 +592,22 @@ def test_what_an_init_tracker_stores():
     assert all(one == [True] + [False] * (len(one) - 1) for one in begins)
     assert sum(map(len, begins)) == 90
     assert len(begins) == int(rb[:]["is_init"].sum()) > 3
+
+
+@pytest.mark.parametrize("who", ["core", "cleared", "priorities"])
+def test_rows_of_other_code_go_on_in_no_episode(who):
+    """Nothing but the flags tells of ends here, and these rows have none."""
+    flags = {"done": torch.zeros(8, dtype=torch.bool)}
+    rb = ours(traj_key=False)
+    rb.extend(steps(torch.zeros(8), flags))
+    if who == "core":
+        rows = {"t": torch.arange(20, 24), "true": torch.ones(4)}
+        rb.buffer.end_episode()
+        rb.buffer.extend(rows | {"next": {"done": torch.zeros(4, 1, dtype=torch.bool)}})
+    elif who == "cleared":
+        rb.buffer.empty()
+    else:
+        rb.buffer.remove(fbuf.Ids(torch.tensor([-1]).int(), torch.tensor([0]).int()))
+    rb.extend(steps(torch.zeros(8), flags, start=8))
+    ends = {"core": [7, 11], "cleared": [], "priorities": []}[who]
+    assert [n for n, flag in enumerate(flags_of(rb)) if flag] == ends
