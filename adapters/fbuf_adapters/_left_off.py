@@ -37,7 +37,7 @@ class LeftOff:
 
     def note(self, cursor: jax.Array) -> None:
         """Leave a buffer with this cursor."""
-        self._array, self._numbers = cursor, _copied(cursor)
+        self._array, self._numbers, self._asked = cursor, _copied(cursor), (None, None)
 
     def changed(self, cursor: jax.Array, lanes: int, shards: int = 1) -> Any:
         """Return in which lanes others have changed the newest rows since; None is in none.
