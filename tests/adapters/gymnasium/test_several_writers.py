@@ -63,7 +63,7 @@ def shards_of(buffer):
 
 
 def mixed(lane):
-    """How many rows are of another episode than the row before, and it did not end there.
+    """Count the rows of another episode than the row before, which did not end there.
 
     The environments count their episodes and steps in the observation.
     """

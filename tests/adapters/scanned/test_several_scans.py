@@ -46,7 +46,7 @@ def buffer(collector, **options):
 
 
 def mixed(state):
-    """How many rows follow no row before, without an end there."""
+    """Count the rows that do not follow the row before, which did not end there."""
     batch = fbuf.rollout(state)
     mask, place = np.asarray(batch.mask), np.asarray(batch.data["observation"])
     task, ended = np.asarray(batch.data["action"]), np.asarray(batch.terminated | batch.truncated)
