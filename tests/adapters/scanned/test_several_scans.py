@@ -8,6 +8,7 @@ from fbuf_adapters._scanned import ScanCollector, Stepped
 
 import fbuf
 
+
 @pytest.fixture(autouse=True)
 def _promotion_of_the_environments():
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
