@@ -41,8 +41,9 @@ class Collector(BaseCollector):
     With `background=True` a thread steps the environments while you learn. It puts chunks into a
     queue, and `drain` adds them, in your thread: a state has one owner.
 
-    One collector fills one buffer, and owns the environments: it resets them at the start, and
-    `close` closes them.
+    It owns the environments: it resets them at the start, and `close` closes them. Behind rows that
+    others have added to the buffer since, and in another buffer, it truncates the open episodes
+    first. So several collectors may fill one buffer by turns.
 
     If an environment raises in the middle of a chunk, or you press Ctrl-C, the whole steps made so
     far are not lost. The next call adds them first, ends the open episodes, and goes on from a

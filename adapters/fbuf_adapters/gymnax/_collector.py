@@ -18,6 +18,9 @@ class Collector(ScanCollector):
     ends too. For a buffer made with `next_of="observation"` the collector gives `fbuf.add` the next
     observations.
 
+    Behind rows that others have added to the buffer since, and in another buffer, it truncates the
+    open episodes first.
+
     `collect` is for calls from Python. In your own `jit`, and for many seeds at once by `vmap`,
     carry the result of `begin(key)` through `scan(carry, state, params, steps)`.
 
