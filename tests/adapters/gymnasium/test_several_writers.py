@@ -265,7 +265,7 @@ def test_a_data_set_that_is_read_while_another_thread_adds(monkeypatch):
 
     monkeypatch.setattr(HostStore, "add", between)
     rows, ended = {"n": np.arange(64, dtype=np.int32)}, np.arange(64) == 63
-    from_arrays(rows, terminated=ended, into=store)
+    from_arrays(rows, terminated=ended, truncated=np.zeros(64, bool), into=store)
     batch = store.rollout()
     mask = np.asarray(batch.mask)
     n, ends = np.asarray(batch.data["n"])[mask], np.asarray(batch.truncated)[mask]
