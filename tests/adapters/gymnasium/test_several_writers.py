@@ -81,23 +81,25 @@ def right(buffer):
     return found
 
 
-@pytest.mark.parametrize("mode", [*MODES])
 @pytest.mark.parametrize(
-    ("make", "options"),
+    ("make", "options", "mode"),
     [
-        (plain, {}),
-        (plain, {"lockstep": False}),
-        (plain, {"next_of": "observation"}),
-        (plain, {"sampler": fbuf.Uniform(window=2)}),
-        (host, {}),
-        (over_a_mesh, {}),
-        pytest.param(over_a_mesh, {"lockstep": False}, marks=pytest.mark.sweep),
-        pytest.param(host, {"lockstep": False, "next_of": "observation"}, marks=pytest.mark.sweep),
+        *((plain, {}, mode) for mode in MODES),
+        (plain, {"lockstep": False}, "next_step"),
+        (plain, {"next_of": "observation"}, "next_step"),
+        (host, {}, "next_step"),
+        (over_a_mesh, {}, "next_step"),
+        *(
+            pytest.param(make, options, "next_step", marks=pytest.mark.sweep)
+            for make in (plain, over_a_mesh, host)
+            for options in (
+                {"lockstep": False, "next_of": "observation"},
+                {"sampler": fbuf.Uniform(window=2)},
+            )
+        ),
     ],
 )
 def test_two_collectors_by_turns(make, options, mode):
-    if mode != "next_step" and (make is not plain or options):
-        pytest.skip("one mode tells")
     with collector(0, mode) as one, collector(1, mode) as other:
         buffer = make(one, **options)
         for steps in (3, 1, 2, 2, 9):
