@@ -26,7 +26,7 @@ from fbuf.doctor.rewards import Asked
 _EXIT_CODES = """\
 exit codes:
   0  all is well
-  1  a checkpoint is damaged; of doctor: something is suspicious
+  1  a checkpoint is damaged (inspect does not check its rows); of doctor: something is suspicious
   2  the arguments are wrong, there is no checkpoint, or it is of a newer fbuf; of doctor: or it is
      damaged
 """
@@ -94,7 +94,8 @@ def _parser() -> argparse.ArgumentParser:
         "doctor",
         help="say what is suspicious in the newest checkpoint",
         description="Say what is suspicious in the newest checkpoint, for when an agent does not "
-        "learn: what fbuf.report says of a buffer.",
+        "learn: what fbuf.report says of a buffer. It reads every byte, and holds it against its "
+        "checksum.",
     )
     one.add_argument("path", type=_path, help="the directory given to fbuf.save")
     one.add_argument("--reward", help="the field of the reward; found by its name if left out")
@@ -163,7 +164,8 @@ def _doctor(given: argparse.Namespace) -> int:
         _plot(given, checkpoint, found)
         return of_found(found)
 
-    report = opened.read(given.path, use)
+    # A report on damaged rows would speak of a run that never was.
+    report = opened.read(given.path, use, whole="fbuf doctor")
     if given.json:
         print(json.dumps(dataclasses.asdict(report), indent=1, allow_nan=False))
     else:

@@ -24,7 +24,7 @@ from fbuf.checkpoint import (
 from fbuf.checkpoint.errors import CheckpointError
 from fbuf.checkpoint.manifest import Manifest
 from fbuf.checks.foreign import printable
-from fbuf.command.verify import newest
+from fbuf.command.verify import check_files, newest
 from fbuf.doctor.opened import Part
 from fbuf.host import memory_maps
 from fbuf.host.checkpoint_rows import SavedRows
@@ -81,12 +81,14 @@ class Opened(NamedTuple):
         return f"{self.path}, checkpoint {self.number}, {time}"
 
 
-def read(path: pathlib.Path, use: Callable[[Opened], T]) -> T:
+def read(path: pathlib.Path, use: Callable[[Opened], T], *, whole: str | None = None) -> T:
     """Return what a function makes of the newest checkpoint of a directory.
 
     Args:
         path: The directory.
         use: The function. It may be called again, if a run deletes the checkpoint meanwhile.
+        whole: Check every byte first, with a progress bar of this name. None does not check rows:
+            a damaged one is used as it is.
 
     Raises:
         FileNotFoundError: If there is no checkpoint.
@@ -98,6 +100,9 @@ def read(path: pathlib.Path, use: Callable[[Opened], T]) -> T:
         number = known[-1] if known else newest(folder)
         try:
             found = _opened(folder, number, bool(known))
+            if whole is not None:
+                for one in found.saved:
+                    check_files(one.rows.folder, one.manifest, {}, whole)
             with contextlib.ExitStack() as stack:
                 for one in found.saved:
                     stack.enter_context(memory_maps.in_order(one.rows.maps))

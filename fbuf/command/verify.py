@@ -11,9 +11,12 @@ from collections.abc import Iterator
 
 from fbuf.checkpoint import manifest, npy, progress, sharded_manifest
 from fbuf.checkpoint.errors import CheckpointError
+from fbuf.checkpoint.manifest import Manifest
 
 Checked = dict[pathlib.Path, tuple[int, int]]
 """The length and the checksum of files that are as they should be."""
+
+WHAT = "fbuf verify"
 
 
 def newest(folder: pathlib.Path) -> int:
@@ -62,14 +65,28 @@ def each(path: pathlib.Path) -> Iterator[tuple[str, CheckpointError | None]]:
 
 def _check(folder: pathlib.Path, number: int, checked: Checked) -> None:
     """Check a checkpoint."""
-    found = manifest.read(folder, number)
+    check_files(folder, manifest.read(folder, number), checked)
+
+
+def check_files(folder: pathlib.Path, found: Manifest, checked: Checked, what: str = WHAT) -> None:
+    """Read the files of a checkpoint, but those that were checked before, which it then adds.
+
+    Args:
+        folder: The directory.
+        found: The manifest.
+        checked: The files that are as they should be.
+        what: The name of a progress bar.
+
+    Raises:
+        CheckpointError: If a file is damaged.
+    """
     # Checkpoints share files.
     to_do = {
         name: file
         for name, file in found.files.items()
         if checked.get(folder / name) != (file.length, file.crc32)
     }
-    with progress.shown("fbuf verify", sum(file.length for file in to_do.values())):
+    with progress.shown(what, sum(file.length for file in to_do.values())):
         for name, file in to_do.items():
             npy.check(folder, name, file)
             checked[folder / name] = (file.length, file.crc32)
