@@ -27,6 +27,7 @@ from fbuf.host.next_obs_check import differs
 from fbuf.host.row_arrays import Leaves, Rows
 from fbuf.host.taking import Taking
 from fbuf.ops.spec import BufferSpec
+from fbuf.ops import lost_next
 from fbuf.runtime.interrupts import uninterrupted
 from fbuf.samplers import row_fields
 from fbuf.storage import deferred, store
@@ -45,6 +46,7 @@ class Contents:
         rows: The rows.
         kept: The next observations that `next_of` keeps; None without `next_of`.
         owned: Whether another object owns the store: then only that object may change it.
+        tells_of_lost: Whether to warn of lost next observations: it is done once.
     """
 
     def __init__(self, index: Any, rows: Rows | SavedRows, folder: pathlib.Path | None) -> None:
@@ -63,6 +65,7 @@ class Contents:
             self.kept = Rows(index.next_obs.rows.layout, ends, folder)
         self.owned = False
         self._reads = 0
+        self.tells_of_lost = self.kept is not None
         self._takings: weakref.WeakSet[Taking] = weakref.WeakSet()
         """Drawn batches whose rows may not have been taken yet."""
         self._process = os.getpid()
@@ -170,6 +173,14 @@ class Contents:
         options = {name: value for name, value in options.items() if value is not None}
         with self.changing():
             self._become(*deferred.taken(operation(self.index, *args, **options)), [], [])
+
+    def tell_of_lost(self, where: str) -> None:
+        """Warn, once, if rows have lost their next observation."""
+        # With `next_of` each add has waited for the index.
+        if self.tells_of_lost and int(self.index.fault) & fbuf.Fault.LOST_NEXT:
+            self.tells_of_lost = False
+            room = f"make the store with a larger max_ends: {lost_next.ROOM}"
+            lost_next.of_states(where, [self.index], room)
 
     def settle(self) -> None:
         """Take the rows of all drawn batches."""

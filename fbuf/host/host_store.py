@@ -179,6 +179,8 @@ class HostStore(Generic[Item]):
             MemoryError: If an opened store has no memory for the new rows.
             RuntimeError: If an earlier change has failed half way, or in a forked process.
 
+        A warning comes, once, if more episodes end than the store keeps last observations of.
+
         Cost: O(B) on the host, O(B log N) on the device; the rows are not sent there.
         """
         given = {"items": items, "time_major": time_major} | _given(
@@ -191,6 +193,7 @@ class HostStore(Generic[Item]):
         )
         given = call.checked(fbuf.add, self.contents.index, given)
         self.contents.add(given, given.pop("time_major"))
+        self.contents.tell_of_lost("HostStore.add")
 
     def update_priority(
         self, ids: fbuf.Ids, priority: Any, *, mask: Any = None, alpha: Any = None
@@ -509,7 +512,9 @@ class HostStore(Generic[Item]):
         extra = extra if with_extra else extras.LEFT_OUT
         found = newest(path, item, sampler, extra, fallback, make)
         made[0].contents.index = deferred.without_rows(found.state)
-        return resume.resumed(made[0], episodes), found.extra
+        store = resume.resumed(made[0], episodes, "HostStore.load")
+        store.contents.tells_of_lost = False  # this load has
+        return store, found.extra
 
     @classmethod
     def open(
@@ -554,7 +559,9 @@ class HostStore(Generic[Item]):
         contents, beside = saving.opened(path, item, sampler, extra)
         store: HostStore[Any] = cls.__new__(cls)
         store._begin(contents, None)
-        return resume.resumed(store, episodes), beside
+        resume.resumed(store, episodes, "HostStore.open")
+        contents.tells_of_lost = False  # this call has
+        return store, beside
 
     def _asked(
         self, key: Any, batch_size: int, view: View, beta: Any, step: Any, count: Any

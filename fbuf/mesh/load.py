@@ -22,11 +22,12 @@ from fbuf.mesh.init import axis_of
 from fbuf.mesh.per_device import refuse_set_mesh
 from fbuf.mesh.processes import agreed_tag, all_have, all_say, is_alone
 from fbuf.mesh.reshard import check_shards, latest_lap, regrouping
-from fbuf.mesh.shards import assembled
+from fbuf.mesh.shards import assembled, shards_here
 from fbuf.mesh.split import cut_episodes
 from fbuf.mesh.state import ShardedState
+from fbuf.ops import lost_next
 from fbuf.ops.init import init
-from fbuf.ops.load import Episodes, as_damage, read
+from fbuf.ops.load import MORE_ENDS, Episodes, as_damage, read
 from fbuf.samplers.protocol import Sampler
 from fbuf.state import State
 from fbuf.storage import tags
@@ -127,7 +128,12 @@ def load(
             raise
         if all_have(failure is None, alone) and found is not None:
             seen.note(folder, heads.values())
-            return found._replace(state=cut_episodes(found.state)) if episodes == "end" else found
+            if episodes == "end":
+                found = found._replace(state=cut_episodes(found.state))
+            if found.state.blocks.next_obs is not None:  # else shards are taken apart for nothing
+                here = [shard for _, shard in shards_here(found.state)]
+                lost_next.of_states("fbuf.sharded.load", here, MORE_ENDS)
+            return found
         if failure is None:
             failure = CheckpointError(
                 f"fbuf.{name}: another process cannot read checkpoint {number} of {folder}, and "

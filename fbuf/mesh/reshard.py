@@ -19,6 +19,7 @@ from fbuf.mesh.init import check_room
 from fbuf.mesh.per_device import refuse_set_mesh
 from fbuf.mesh.shards import assembled, shards_here
 from fbuf.mesh.state import ShardedState
+from fbuf.ops import lost_next
 from fbuf.ops.init import empty_like
 from fbuf.ops.lanes import Lanes, filled
 from fbuf.state import State
@@ -83,7 +84,13 @@ def reshard(state: ShardedState[Item], shards: int) -> ShardedState[Item]:
     lap = latest_lap(shard.ring.cursor for shard in old.values())
     lanes = state.shard.ring.lanes
     make = regrouping(old.__getitem__, lap, lanes, state.num_shards, shards)
-    return assembled(state.mesh, state.axis, shards, make)
+    new = assembled(state.mesh, state.axis, shards, make)
+    if state.blocks.next_obs is not None:
+        known, _ = lost_next.counted(list(old.values()))
+        room = f"make the buffer with a larger max_ends: {lost_next.ROOM}"
+        here = [shard for _, shard in shards_here(new)]
+        lost_next.of_states(f"fbuf.{name}", here, room, before=known)
+    return new
 
 
 def check_shards(function: str, shards: Any, devices: int, num_envs: int | None) -> int:

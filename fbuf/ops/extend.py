@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from fbuf.dispatch.call import operation, require_state
+from fbuf.ops import lost_next
 from fbuf.ops.add import with_gap
 from fbuf.ops.end_episode import ended
 from fbuf.ops.lanes import Dealt, Lanes, Source, appended, dealt, in_one_lane, unread_of_lanes
@@ -67,7 +68,7 @@ def extend(state: State[Item], other: State[Item]) -> State[Item]:
         RuntimeError: If one of the two has been consumed.
 
     Faults:
-        LOST_NEXT: As for `fbuf.add`.
+        LOST_NEXT: As for `fbuf.add`. A call from Python warns, as `fbuf.resize` does.
         FULL: As for `fbuf.add`.
         LOST_UNREAD: As for `fbuf.add`.
 
@@ -88,7 +89,11 @@ def extend(state: State[Item], other: State[Item]) -> State[Item]:
     require_state("extend", other, "other")
     refuse("extend", state.sampler)
     refuse("extend", other.sampler)
-    return settled(_extend((state, other)))
+    instead = (
+        "make room before: fbuf.resize(state, state.capacity, max_ends=...); " + lost_next.ROOM
+    )
+    join = lambda *states: settled(_extend(states))
+    return lost_next.of_call("fbuf.extend", instead, join, state, other)
 
 
 @operation(several=True)

@@ -28,10 +28,10 @@ from fbuf.checkpoint.manifest import Manifest
 from fbuf.checks import values as check
 from fbuf.checks.warn import warn
 from fbuf.dispatch import parse
-from fbuf.ops import fields
+from fbuf.ops import fields, lost_next
 from fbuf.ops.end_episode import cut_episodes
 from fbuf.ops.init import init
-from fbuf.ops.resize import resize
+from fbuf.ops.resize import resized
 from fbuf.samplers.protocol import Sampler
 from fbuf.state import State
 from fbuf.xla.place import allocating
@@ -42,6 +42,12 @@ _NOT_OURS = (
 )
 """The errors that an edited manifest with a right checksum can cause."""
 
+
+MORE_ENDS = (
+    "they were not known at the save, or this load has no room for more ends; keep more with "
+    f"max_ends: {lost_next.ROOM}"
+)
+"""The advice where next observations are lost; a resize keeps the share of the capacity."""
 
 Episodes = Literal["end", "keep"]
 """Rules for the episodes that were open when a buffer was saved."""
@@ -109,7 +115,8 @@ def load(
             was stopped is no damage: it has never been the newest.
         episodes: `"end"` ends the open episodes: the next row of each environment begins one.
             `"keep"` leaves them open: the next row continues the newest one. To end episodes may
-            set `LOST_NEXT`, as for `fbuf.end_episode`.
+            set `LOST_NEXT`, as for `fbuf.end_episode`. A warning counts all rows that views mask
+            because their next observation is not known.
         fill: New fields of the item by name (`"camera.depth"` is inside a dict), each with its
             value in the rows that are there. A value is an array of the shape and dtype of the
             field, or a tree of arrays. All else stays, row ids too. Items must be dicts. Save such
@@ -157,7 +164,8 @@ def load(
             state = fields.changed("load", state, fill or {}, drop)
             state = lineage.with_id(state, lineage.NONE)
     if capacity is not None:
-        state = resize(state, capacity)
+        state = resized(state, capacity)
+    lost_next.of_states("fbuf.load", [state], MORE_ENDS)
     return found._replace(state=state)
 
 

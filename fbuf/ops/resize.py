@@ -7,6 +7,7 @@ import dataclasses
 from fbuf.checks import values as check
 from fbuf.dispatch.call import operation, require_state
 from fbuf.dispatch.intact import one_buffer
+from fbuf.ops import lost_next
 from fbuf.ops.init import check_room, empty_like, ends_by_default
 from fbuf.ops.lanes import Lanes, filled
 from fbuf.samplers.placing import refuse
@@ -48,7 +49,8 @@ def resize(state: State[Item], capacity: int, *, max_ends: int | None = None) ->
 
     Faults:
         LOST_NEXT: With `next_of`, more ends of episodes are kept than the new buffer has room for.
-            The room grows and shrinks with the capacity, unless `max_ends` says how large it is.
+            The room grows and shrinks with the capacity, unless `max_ends` says how large it is. A
+            call from Python warns, with the number of rows that views mask from then on.
 
     Cost: O(N log N) time for the N rows that are kept. Each capacity compiles a program of its own.
 
@@ -62,6 +64,13 @@ def resize(state: State[Item], capacity: int, *, max_ends: int | None = None) ->
         Array([5., 6., 7.], dtype=float32)
     """
     require_state("resize", state)
+    room = f"give fbuf.resize a larger max_ends: {lost_next.ROOM}"
+    change = lambda state: resized(state, capacity, max_ends)
+    return lost_next.of_call("fbuf.resize", room, change, state)
+
+
+def resized(state: State[Item], capacity: int, max_ends: int | None = None) -> State[Item]:
+    """Act as `resize`, without a word on lost next observations."""
     one_buffer("resize", state)
     capacity = check.integer("resize", "capacity", capacity, check.LARGEST_CAPACITY)
     refuse("resize", state.sampler)

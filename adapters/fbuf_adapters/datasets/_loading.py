@@ -120,6 +120,14 @@ def load(where: str, data: Data, into: Any, options: Options) -> Any:
             "targets need none, so these rows count, with their own observation in its place; "
             "where you learn from next observations themselves, leave out batch.terminated"
         )
+    if data.unknown and of is not None:
+        doubts.append(
+            f"the data set lacks the next observations of {data.unknown} row"
+            f"{'s' * (data.unknown > 1)} that {'were' if data.unknown > 1 else 'was'} truncated; "
+            "views that need them, such as fbuf.Transition, mask these rows in every batch; where "
+            "you have them, give them to from_arrays as next_observation; where you need none, "
+            "leave next_of out"
+        )
     for doubt in doubts:
         warn(f"{where}: {doubt}")
     to_add = chunks(blocks, target, stored, of, size, casts)

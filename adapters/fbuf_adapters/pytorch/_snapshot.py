@@ -106,7 +106,8 @@ def load_state_dict(
         def loaded() -> tuple[Any, ...]:
             run = _of_tensors(contents.spec, saved)
             if run.state is not None:
-                run = dataclasses.replace(run, state=resumed(run.state, episodes))
+                state = resumed(run.state, episodes, f"{NAME}.load_state_dict")
+                run = dataclasses.replace(run, state=state)
             return _resumed(contents, "load_state_dict", run)
 
         run = contents.calls.apart(loaded)

@@ -102,9 +102,10 @@ def test_a_row_that_terminated_counts(source, kind, small_chunks, tmp_path):
     buffer, said = loaded(
         source, tmp_path, into, observed=observed, terminated=terminated, truncated=truncated
     )
-    assert [" 6 rows that terminated; " in line for line in said] == [True]
-    led = all_rows(buffer, fbuf.Transition())
     masked = truncated & ~terminated
+    counted = [" 6 rows that terminated; ", f" {masked.sum()} rows that were truncated; "]
+    assert [of in line for of, line in zip(counted, said, strict=True)] == [True, True]
+    led = all_rows(buffer, fbuf.Transition())
     assert (np.asarray(led.mask) == ~masked).all()
     assert np.asarray(led.data.item["reward"])[np.asarray(led.mask)].sum() == 6
     following = np.where(terminated[:, None], observed, np.append(observed[1:], [[0, 0]], axis=0))
@@ -118,7 +119,10 @@ def test_a_row_that_terminated_counts(source, kind, small_chunks, tmp_path):
             assert (steps.data.reward[row], steps.data.steps[row]) == (gained, last - row + 1)
             assert steps.data.discount[row] == (0 if terminated[last] else 0.5 ** (last - row + 1))
     to_npz(buffer, tmp_path / "again.npz")
-    with pytest.warns(UserWarning, match=" 6 rows that terminated; "):
+    with (
+        pytest.warns(UserWarning, match=" 6 rows that terminated; "),
+        pytest.warns(UserWarning, match=f" {masked.sum()} rows that were truncated; "),
+    ):
         again = all_rows(from_npz(tmp_path / "again.npz", **NEXT), fbuf.Transition())
     assert (np.asarray(again.mask) == ~masked).all()
 

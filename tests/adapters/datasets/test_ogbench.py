@@ -94,7 +94,8 @@ def test_trajectories_of_any_length(write, monkeypatch, lengths, next_of):
 def test_a_file_that_ends_within_a_trajectory(write):
     """Nobody knows the next observation of its last row."""
     made = {name: leaf[:-1] for name, leaf in arrays((3, 4)).items()}
-    state = from_ogbench(write(**made), next_of="observation")
+    with pytest.warns(UserWarning, match="the next observations of 1 row that was truncated;"):
+        state = from_ogbench(write(**made), next_of="observation")
     assert np.asarray(rows_of(state).mask).tolist() == [True, True, True, True, False]
     assert np.asarray(fbuf.rows(state).truncated).tolist() == [False, True, False, False, True]
 

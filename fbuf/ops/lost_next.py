@@ -1,0 +1,79 @@
+"""Warnings of rows whose next observation a call has lost: views that need it mask them for good.
+
+A call from Python that is about a whole buffer warns. `fbuf.add` does not wait for the device, and
+sets `fbuf.Fault.LOST_NEXT` alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+
+from fbuf.checks.warn import warn
+from fbuf.state import State
+from fbuf.storage.faults import Fault
+from fbuf.storage.lost_next import lost
+
+S = TypeVar("S")
+
+ROOM = "twice the capacity divided by the mean length of an episode is safe"
+"""The advice on `max_ends`."""
+
+
+def of_call(where: str, remedy: str, change: Callable[..., S], *states: Any) -> S:
+    """Return what a function makes of buffers, and warn if it has lost next observations.
+
+    Args:
+        where: The function that was called.
+        remedy: The way to keep them.
+        change: A function of the buffers that returns one.
+        states: The buffers: `State`, whose faults tell that next observations were lost.
+    """
+    if not all(_is_seen(state) for state in states):
+        return change(*states)
+    bit = jnp.uint32(Fault.LOST_NEXT)
+    before = [state.fault for state in states]
+    new: Any = change(*[dataclasses.replace(state, fault=state.fault & ~bit) for state in states])
+    if int(new.fault) & Fault.LOST_NEXT:
+        of_states(where, [new], remedy)
+    fault = new.fault
+    for of in before:
+        fault |= of & bit
+    return dataclasses.replace(new, fault=fault)
+
+
+def of_states(where: str, states: Sequence[State[Any]], remedy: str, before: int = 0) -> None:
+    """Warn of the rows of a buffer that are masked for good, if there are any; with their number.
+
+    Args:
+        where: The function that was called.
+        states: The buffer, or all shards of one; their rows are not looked at.
+        remedy: The way to keep the next observations.
+        before: The number of such rows that the caller knows of.
+    """
+    rows, ends = counted(states)
+    if rows <= before:
+        return
+    warn(
+        f"{where}: the next observations of {rows:,} of {ends:,} ends of episodes are not known; "
+        "views that need them, such as fbuf.Transition, mask these rows for good; " + remedy
+    )
+
+
+def counted(states: Sequence[State[Any]]) -> tuple[int, int]:
+    """Count the rows that are masked for good, and all ends, of the shards of a buffer."""
+    counts = [lost(state.ring, state.next_obs) for state in states if _is_seen(state)]
+    return sum(rows for rows, _ in counts), sum(ends for _, ends in counts)
+
+
+def _is_seen(state: Any) -> bool:
+    """Tell whether a buffer keeps next observations, and is one buffer with values."""
+    fault = state.fault
+    is_traced = isinstance(fault, jax.core.Tracer)
+    return state.next_obs is not None and not is_traced and not np.ndim(fault)
