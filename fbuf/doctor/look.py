@@ -14,6 +14,7 @@ from fbuf.doctor.draws import Draws
 from fbuf.doctor.nested import nested
 from fbuf.doctor.opened import Part
 from fbuf.doctor.rewards import Asked, Episodes
+from fbuf.doctor.stretches import Stretch
 from fbuf.samplers.grouped import Grouped
 from fbuf.samplers.planned import PlannedSampler
 from fbuf.samplers.protocol import Sampler
@@ -40,6 +41,7 @@ class Found:
         draws: The rows that may be drawn; None if they are not known, or rows are not drawn.
         priorities: The stored priority of each row of `draws`; None if the sampler keeps none.
         why_not: Why there are no returns, and why no draws, by these names.
+        stretches: Consecutive rows of some environments; empty before the fields are read.
     """
 
     parts: Sequence[Part]
@@ -51,6 +53,7 @@ class Found:
     draws: Draws | None
     priorities: np.ndarray[Any, Any] | None
     why_not: dict[str, str]
+    stretches: Sequence[Stretch] = ()
 
     @property
     def sampler(self) -> Sampler:

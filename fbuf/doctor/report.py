@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from fbuf.checks import values as check
-from fbuf.doctor import findings, leaves, summary, text
+from fbuf.doctor import findings, leaves, stretches, summary, text
 from fbuf.doctor.finding import Report
 from fbuf.doctor.look import Found, look
 from fbuf.doctor.opened import opened
@@ -91,4 +92,6 @@ def of_found(found: Found, rows: int = ROWS) -> Report:
     read = min((leaf.rows for leaf in fields.values()), default=0)
     if read < found.figures["rows"]:
         entries["fields"] = f"{read:,} or more rows were read, of {found.figures['rows']:,}"
+    rows_in_turn = stretches.of_buffer(found.parts, found.lanes, found.rewards, fields)
+    found = dataclasses.replace(found, stretches=rows_in_turn)
     return Report(findings.all_of(found, fields), figures, text.lines(entries))

@@ -8,6 +8,9 @@ from collections.abc import Mapping
 
 from fbuf.doctor.finding import Finding
 from fbuf.doctor.findings import (
+    causes,
+    continuity,
+    copies,
     drawing,
     ends,
     faults,
@@ -27,6 +30,9 @@ _FAMILIES = (
     rewards,
     ends,
     next_observations,
+    continuity,
+    copies,
+    causes,
     probabilities,
     priorities,
     samplers,

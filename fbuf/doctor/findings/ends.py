@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+import numpy as np
+
 from fbuf.doctor.finding import Finding
 from fbuf.doctor.findings.next_observations import has_next
 from fbuf.doctor.leaves import Leaf
@@ -48,6 +50,15 @@ def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
             "Give terminated=True for the last step of an episode only. Look whether you give "
             "the mask or discount, which is 1 - terminated. In a bandit this is as it should be.",
         )
+    elif _all_truncated(found, leaves):
+        yield Finding(
+            "warning",
+            "all_truncated",
+            f"Nearly all of {flags.size:,} rows are truncated: each is an episode of its own, and "
+            "no window or n-step return goes on.",
+            "Give truncated=True for the last step of an episode only. Look whether you give the "
+            "mask, which is its opposite. If rows are in no order, all is well.",
+        )
     elif not ends:
         yield from _none(found, leaves)
     elif _longest(found) >= _ONE and _one_episode_each(found):
@@ -56,6 +67,8 @@ def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
         yield from _only_truncated(found)
     elif not (flags & TRUNCATED > 0).any():
         yield from _limit(found)
+    else:
+        yield from _swapped(found)
     yield from _cut(found, ends)
 
 
@@ -138,6 +151,41 @@ def _limit(found: Found) -> Iterator[Finding]:
         "rows, the most there are, and truncated is never set: this looks like a limit of time.",
         "Give limits of time as truncated=True, with the last observation before the reset as "
         "next_observation. If the task itself ends then, all is well.",
+    )
+
+
+def _all_truncated(found: Found, leaves: Mapping[str, Leaf]) -> bool:
+    """Tell whether nearly all rows are truncated, without next observations of their own."""
+    flags = found.flags
+    kept = found.parts[0].state.next_obs is not None
+    many = (flags & TRUNCATED > 0).sum() >= _ALL * flags.size
+    return flags.size >= _FEW and bool(many) and not (kept or has_next(leaves))
+
+
+def _swapped(found: Found) -> Iterator[Finding]:
+    """Find that episodes terminate after exactly as many steps, and are truncated before."""
+    lengths: list[int] = []
+    flags: list[int] = []
+    for lane in (lane for lanes in found.lanes for lane in lanes):
+        first, last, whole, ended = lane.episodes
+        kept = whole & ended
+        lengths += (last - first + 1)[kept].tolist()
+        flags += lane.flags[last[kept]].tolist()
+    length, terminated = np.array(lengths), np.array(flags, np.uint8) & TERMINATED > 0
+    if terminated.sum() < 3 or (~terminated).sum() < 3 or length.max() < _SHORT:
+        return
+    longest = length.max()
+    limit, early = (length[terminated] == longest).mean(), length[~terminated]
+    if limit < _ALL or (early == longest).mean() > 1 - _ALL or np.unique(early).size < 3:
+        return
+    yield Finding(
+        "warning",
+        "ends_swapped",
+        f"{int(terminated.sum()):,} whole episodes terminate after {longest:,} rows, the most "
+        f"there are, and {early.size:,} are truncated after {early.min():,} to {early.max():,}: "
+        "terminated and truncated seem to be swapped.",
+        "Give terminated=True where the task itself ends, and truncated=True for limits of time. "
+        "Gymnasium returns terminated first.",
     )
 
 

@@ -12,21 +12,12 @@ from fbuf.doctor.finding import Finding
 from fbuf.doctor.leaves import Leaf
 from fbuf.doctor.look import Found
 from fbuf.doctor.opened import Read
+from fbuf.doctor.stretches import MANY, PAIRS
 from fbuf.storage.ring import ENDS, REMOVED, TRUNCATED
 from fbuf.storage.stored_lanes import Lane
 
-PAIRS = (
-    ("observation", "next_observation"),
-    ("observations", "next_observations"),
-    ("obs", "next_obs"),
-    ("observation", "next.observation"),
-    ("obs", "next.obs"),
-    ("state", "next_state"),
-)
-"""Names of an observation and of the next one."""
-
-_FEW, _MANY = 16, 512
-"""The least rows that say something, and the most to compare."""
+_FEW = 16
+"""The least rows that say something; `MANY` is the most to compare."""
 
 
 def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
@@ -157,15 +148,15 @@ def _pairs(
         first.append(lane.slots[rows])
         second.append(lane.slots[rows + steps])
     slots, later = np.concatenate(first), np.concatenate(second)
-    some = np.unique(np.linspace(0, slots.size - 1, min(slots.size, _MANY)).astype(np.int64))
+    some = np.unique(np.linspace(0, slots.size - 1, min(slots.size, MANY)).astype(np.int64))
     return slots[some], later[some]
 
 
 def _read(
     read: Read, capacity: int, leaves: Sequence[int], slots: np.ndarray[Any, Any]
 ) -> list[np.ndarray[Any, Any]]:
-    """Return leaves of some rows, at most `_MANY`, padded to as many: one program serves all."""
-    padded = np.zeros(min(_MANY, capacity), np.int32)
+    """Return leaves of some rows, at most `MANY`, padded to as many: one program serves all."""
+    padded = np.zeros(min(MANY, capacity), np.int32)
     padded[: slots.size] = slots
     return [np.asarray(leaf)[: slots.size] for leaf in read(padded, list(leaves))]
 

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
 import jax.numpy as jnp
+import numpy as np
 
 from fbuf.doctor.finding import Finding
 from fbuf.doctor.leaves import Leaf
 from fbuf.doctor.look import Found
 from fbuf.doctor.rewards import likely_fields
+from fbuf.doctor.stretches import ACTIONS, OBSERVATIONS
 from fbuf.doctor.text import count
 
 _FEW = 64
 """The rows below which equal values say nothing."""
-
-OBSERVATIONS = frozenset(
-    {"observation", "observations", "obs", "state", "states", "pixels", "image"}
-)
-ACTIONS = frozenset({"action", "actions", "act"})
 
 # The ways to take out rows with NaN.
 _OF_A_BUFFER = (
@@ -29,6 +27,12 @@ _OF_A_MESH = (
     "A batch knows the ids of the rows it has: state = fbuf.sharded.remove(state, batch.ids, "
     "mask=bad), where bad is True for draws of such rows."
 )
+
+_FRAME = 1024
+"""The numbers of a field from which on it is a frame."""
+
+_BOUND = 0.8
+"""The share of actions at their bounds that is suspicious."""
 
 _NAMED = 5
 """The most fields that get a finding of their own for the same fault."""
@@ -67,6 +71,8 @@ def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
             "is as it should be.",
         )
         same = {name: leaf for name, leaf in same.items() if name not in observations}
+    yield from _frames(leaves)
+    yield from _saturated(found)
     for name in [name for name, leaf in same.items() if _is_never_written(name, leaf)][:_NAMED]:
         yield Finding(
             "warning",
@@ -75,6 +81,45 @@ def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
             "Look at whether you give the field to fbuf.add. If it is of no use, leave it out of "
             "the item.",
         )
+
+
+def _frames(leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
+    """Find frames of bytes whose numbers are 0 and 1: those of a frame of floats, rounded."""
+    for name, leaf in leaves.items():
+        is_frame = (
+            leaf.dtype == np.uint8 and len(leaf.shape) > 1 and math.prod(leaf.shape) >= _FRAME
+        )
+        if is_frame and leaf.rows and not leaf.zero and leaf.most <= 1:
+            yield Finding(
+                "warning",
+                "frames_dark",
+                f"{_called(name)} holds bytes that are all 0 or 1.",
+                "Store frames as the environment returns them, from 0 to 255, and divide what you "
+                "sample. Frames that were divided before lose all but one bit as bytes. If they "
+                "are masks, all is well.",
+            )
+
+
+def _saturated(found: Found) -> Iterator[Finding]:
+    """Find actions that lie at their least and largest number nearly always."""
+    action = [of.action for of in found.stretches if of.action.size]
+    if not action:
+        return
+    numbers = np.concatenate(action)
+    least, most = numbers.min(axis=0), numbers.max(axis=0)
+    inside = (numbers > least) & (numbers < most)
+    share = 1 - float(inside.mean())
+    whole = (numbers == np.round(numbers)).all()  # those are choices
+    if len(numbers) < _FEW or share < _BOUND or whole or not inside.any():
+        return
+    yield Finding(
+        "warning",
+        "actions_saturated",
+        f"{share:.0%} of all numbers of actions are the least or the largest one, from "
+        f"{least.min():g} to {most.max():g}: the policy lies at its bounds.",
+        "Look at the scale of the policy's output and of its noise: actions may be clipped from a "
+        "far larger range. If the task wants all or nothing, all is well.",
+    )
 
 
 def _actions(leaves: Mapping[str, Leaf], same: dict[str, Leaf]) -> Iterator[Finding]:
