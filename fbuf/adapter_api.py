@@ -15,6 +15,8 @@ from fbuf.checkpoint.tree_json import classes as tree_classes
 from fbuf.checkpoint.tree_json import encode as encode_tree
 from fbuf.checks import foreign as foreign_files
 from fbuf.checks import values as check
+from fbuf.checks.not_arrays import of_object as object_in_words
+from fbuf.checks.not_arrays import of_table as table_in_words
 from fbuf.checks.warn import warn
 from fbuf.dispatch.call import checked as checked_arguments
 from fbuf.dispatch.call import refuse_consumed
@@ -101,6 +103,7 @@ __all__ = [
     "of_newest",
     "nowhere",
     "on_automatic_axes",
+    "object_in_words",
     "opaque",
     "opaque_all",
     "opened_for_report",
@@ -114,6 +117,7 @@ __all__ = [
     "stays_in_process",
     "stored_lanes",
     "tag_of",
+    "table_in_words",
     "tree_classes",
     "uninterrupted",
     "unknown_item",

@@ -11,6 +11,7 @@ import numpy as np
 
 from fbuf.checks.uncompared import Uncompared
 from fbuf.samplers.protocol import Sampler
+from fbuf.storage import shown
 from fbuf.storage.ids import ArrayT, Ids
 from fbuf.storage.next_obs import NextObs
 from fbuf.storage.ring import Ring
@@ -128,6 +129,8 @@ class Batch(Uncompared, Generic[Item, ArrayT]):
         (Array([1., 2.], dtype=float32), Array([ True,  True], dtype=bool))
     """
 
+    __repr__ = shown.lines
+
     data: Item
     """The result of the view."""
     ids: Ids[ArrayT]
@@ -162,6 +165,8 @@ class Rollout(Batch[Item, ArrayT]):
         ('Rollout', Array([0., 1., 2., 0.], dtype=float32))
     """
 
+    __repr__ = shown.lines
+
     @classmethod
     def of(cls, batch: Batch[Item, ArrayT]) -> Rollout[Item, ArrayT]:
         """Return the rows of a batch, which are known to follow one another."""
@@ -190,6 +195,8 @@ class Sample(Batch[Item, ArrayT]):
         >>> sample.data.shape, sample.weight
         ((2,), Array([1., 1.], dtype=float32))
     """
+
+    __repr__ = shown.lines
 
     probability: ArrayT
     """`[B]` float32: the probability that one draw is this row."""

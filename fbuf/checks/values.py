@@ -15,6 +15,8 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
+from fbuf.checks import not_arrays
+
 LARGEST_CAPACITY = 2**31 - 17
 """Slots are counted in int32, in rows of 16, with one to spare."""
 
@@ -204,7 +206,9 @@ def array(function: str, argument: str, value: Any) -> None:
             f"{name} is a torch tensor; use fbuf_adapters.pytorch (add_from_torch, from_torch)"
         )
     if not isinstance(value, _NUMBERS):
-        raise TypeError(f"{name} must be an array, got {type(value).__name__}")
+        table = not_arrays.of_table(argument, value)
+        instead = "" if table is None else f"; give {table}"
+        raise TypeError(f"{name} must be an array, got {type(value).__name__}{instead}")
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError(f"{name} is a masked array, whose mask would be lost; give value.data")
     if isinstance(value, int):
@@ -217,7 +221,8 @@ def array(function: str, argument: str, value: Any) -> None:
         return
     dtype = value.dtype
     if isinstance(dtype, np.dtype) and (dtype.kind in "OSUVMm" and not _is_extended(dtype)):
-        raise TypeError(f"{name} is of dtype {dtype}, which JAX has no arrays of; give numbers")
+        instead = not_arrays.of_object(argument) if dtype.kind == "O" else "numbers"
+        raise TypeError(f"{name} is of dtype {dtype}, which JAX has no arrays of; give {instead}")
     if isinstance(dtype, np.dtype) and not dtype.isnative:
         raise TypeError(
             f"{name} is {dtype}, in the byte order of another machine; give "

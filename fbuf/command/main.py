@@ -120,7 +120,7 @@ def _parser() -> argparse.ArgumentParser:
         "fields",
         metavar="field",
         nargs="+",
-        help="name:dtype or name:dtype:shape, as obs:uint8:84x84",
+        help="name:dtype or name:dtype:shape, as obs:uint8:84x84, or obs.camera:uint8:84x84",
     )
     one.add_argument("--sampler", choices=[*plan.SAMPLERS, plan.GROUPED], default="uniform")
     one.add_argument("--groups", metavar="FIELD:COUNT", help="of --sampler grouped, as task:3")

@@ -148,6 +148,8 @@ def _saved(folder: pathlib.Path, number: int) -> Saved:
     state = jax.tree_util.tree_map_with_path(
         lambda path, _: jnp.asarray(arrays[jax.tree_util.keystr(path)]), state
     )
+    if state.next_obs is not None:  # beside the arrays of the newest rows
+        state = dataclasses.replace(state, next_obs=state.next_obs[0])
     layout = like.storage.layout
     rows = SavedRows(folder, found, layout, like.capacity)
 

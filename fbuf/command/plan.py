@@ -49,17 +49,25 @@ GROUPED = "grouped"
 _OF_ROWS = ("reservoir", "evict-lowest", "fifo")
 """Samplers without a window."""
 
-_PYTHON = {"float": "float32", "int": "int32", "complex": "complex64"}
-"""The dtype that `fbuf.init` gives a number of Python."""
+_SHORT = {
+    # The dtype that `fbuf.init` gives a number of Python.
+    **{"float": "float32", "int": "int32", "complex": "complex64"},
+    **{"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32"},
+    **{"single": "float32", "fp64": "float64", "double": "float64", "boolean": "bool"},
+    # To NumPy these have no meaning, so that they have a single one.
+    **{"f32": "float32", "f64": "float64", "i16": "int16", "i32": "int32", "i64": "int64"},
+    **{"u16": "uint16", "u32": "uint32", "u64": "uint64", "byte": "uint8"},
+}
+"""Usual names of dtypes that are none to JAX, or another one."""
 
 
-def item_of(fields: Sequence[str]) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return an item of fields such as `obs:uint8:84x84x4`.
+def item_of(fields: Sequence[str]) -> dict[str, Any]:
+    """Return an item of fields such as `obs:uint8:84x84x4`; `obs.camera` is a field in a field.
 
     Raises:
-        ValueError: If a field is not written so.
+        ValueError: If a field is not written so, or if two do not fit each other.
     """
-    item: dict[str, jax.ShapeDtypeStruct] = {}
+    item: dict[str, Any] = {}
     for field in fields:
         name, *parts = field.split(":")
         if name and not parts:
@@ -67,17 +75,32 @@ def item_of(fields: Sequence[str]) -> dict[str, jax.ShapeDtypeStruct]:
         dtype, axes = (*parts, "")[:2] if parts else ("", "")
         if not name or len(parts) > 2 or not re.fullmatch(r"(\d+(x\d+)*)?", axes):
             raise ValueError(f"{field!r} is no field; write name:dtype or name:dtype:84x84x4")
-        if name in item:
-            raise ValueError(f"there are two fields {name!r}")
         shape = tuple(map(int, axes.split("x"))) if axes else ()
-        item[name] = jax.ShapeDtypeStruct(shape, _dtype(field, dtype))
+        _put(item, name, jax.ShapeDtypeStruct(shape, _dtype(field, dtype)))
     return item
+
+
+def _put(item: dict[str, Any], name: str, leaf: jax.ShapeDtypeStruct) -> None:
+    """Put a leaf where its name says, with dots between keys."""
+    *outer, last = name.split(".")
+    if not all((*outer, last)):
+        raise ValueError(f"{name!r} has an empty part; write obs.camera for a field in a field")
+    for depth, key in enumerate(outer):
+        item = item.setdefault(key, {})
+        if not isinstance(item, dict):
+            whole = ".".join(outer[: depth + 1])
+            raise ValueError(f"{whole!r} is an array, and cannot have the field {name!r}")
+    if last in item:
+        same = isinstance(item[last], jax.ShapeDtypeStruct)
+        what = f"there are two fields {name!r}" if same else f"{name!r} has fields of its own"
+        raise ValueError(what)
+    item[last] = leaf
 
 
 def _dtype(field: str, name: str) -> np.dtype[Any]:
     """Return the dtype that `fbuf.init` makes of a number or an array of this name."""
-    if name in _PYTHON:
-        return np.dtype(_PYTHON[name])
+    if name in _SHORT:
+        return jnp.dtype(_SHORT[name])
     if found := re.fullmatch(r"([a-z])\d+", name):  # to NumPy u8 has 8 bytes, to many others 8 bits
         whole = {"f": "float32", "i": "int32", "u": "uint8"}.get(found[1], "float32")
         raise ValueError(f"{field!r}: {name!r} may mean two dtypes; write it out, as {whole}")

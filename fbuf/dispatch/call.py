@@ -30,6 +30,7 @@ import jax.core
 from jax.sharding import SingleDeviceSharding
 from jax.tree_util import tree_leaves
 
+from fbuf.checks import not_arrays
 from fbuf.checks import values as check
 from fbuf.dispatch import gradients
 from fbuf.dispatch.held import Form, held, holding
@@ -402,7 +403,8 @@ class _Dispatcher:
                 # The missing argument may be there under a wrong name.
                 if unknown := [name for name in kwargs if name not in self._allowed]:
                     said = f"got an unexpected keyword argument {unknown[0]!r}"
-                    hint = f"; it takes {', '.join(self._names)}"
+                    takes = f"it takes {', '.join(self._names)}"
+                    hint = f"; {not_arrays.of_name(unknown[0], self._allowed) or takes}"
                 raise TypeError(f"fbuf.{self.name}: {said}{hint}") from None
         return (given.pop(self._names[0]),) if self._takes_state else (), given
 

@@ -20,6 +20,9 @@ _BINS = 50
 _POINTS = 1000
 """The most values that are drawn one by one; else the range of each part is drawn."""
 
+_SMALL: dict[str, Any] = {"frameon": False, "fontsize": "small"}
+"""The form of a legend; it lies beside the axes, for lines may go anywhere in them."""
+
 _LARGEST = 1e300
 """The largest value; with a larger one the edges of a picture overflow."""
 
@@ -161,8 +164,7 @@ def _ages(axes: Any, ages: np.ndarray, likely: np.ndarray | None, why_not: str) 
     mean = float(np.sum(ages * draws))
     axes.axvline(mean, color="tab:blue", ls=":", label=f"mean age of draws: {mean:,.0f}")
     axes.locator_params(axis="x", nbins=6, integer=True)
-    axes.set_ylim(0, 1.35 * axes.get_ylim()[1])
-    axes.legend(loc="upper left", edgecolor="none", fontsize="small")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3, **_SMALL)
 
 
 def _shares(axes: Any, of: dict[str, Any], likely: np.ndarray | None, why_not: str) -> None:
@@ -181,7 +183,8 @@ def _shares(axes: Any, of: dict[str, Any], likely: np.ndarray | None, why_not: s
     axes.axvline(size, color="tab:orange", lw=1.5, label=label)
     axes.locator_params(axis="x", nbins=6, integer=True)
     axes.set_ylim(0, 1.05)
-    axes.legend(loc="lower right", edgecolor="none", fontsize="small")
+    # Both lines rise, and the other one stands upright: below the picture is the only free place.
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3, **_SMALL)
 
 
 def _fill(axes: Any, of: dict[str, Any]) -> None:
@@ -209,6 +212,12 @@ def _histogram(
     if values is None:
         return
     low, high = float(values.min()), float(values.max())
+    if values.dtype.kind in "iu" and high - low <= _BINS:
+        # A bar for each number; a single one has room at both sides.
+        axes.hist(values, bins=np.arange(low - 0.5, high + 1.5), rwidth=0.9, color="tab:blue")
+        axes.set_xlim(low - max(1, 5 - (high - low)), high + max(1, 5 - (high - low)))
+        axes.locator_params(axis="x", nbins=6, integer=True)
+        return
     largest = max(abs(low), abs(high))
     # Values that differ in their last bits alone have no room for bins between them.
     if high - low <= 1e-6 * largest:
@@ -247,7 +256,7 @@ def _curve(axes: Any, title: str, at: np.ndarray, values: np.ndarray | None, why
         label, where = f"NaN or infinite: {(~good).sum():,}", axes.get_xaxis_transform()
         height = np.full(bad.size, 0.02)
         axes.plot(middle[bad], height, "x", color="tab:red", transform=where, label=label)
-        axes.legend(loc="upper left", frameon=False, fontsize="small")
+        axes.legend(loc="lower right", bbox_to_anchor=(1, 1), **_SMALL)
 
 
 def _finite(axes: Any, values: np.ndarray | None, why_not: str) -> np.ndarray | None:

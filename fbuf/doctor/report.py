@@ -28,13 +28,18 @@ def report(state: Any, *, reward: str | None = None, rows: int = ROWS) -> Report
     - nothing stored or nothing to draw, and why; episodes shorter than the window;
     - NaN and infinities; observations and actions that never change; fields that are all 0;
     - rewards that are all 0, all alike, very large or very small;
-    - ends that are missing or everywhere; limits of time given as terminated; no whole episode;
-    - next observations that are the observation itself, or come from after a reset;
+    - ends that are missing, everywhere, or at the wrong rows; limits of time given as terminated;
+    - next observations that are the observation itself, of another row, or not known;
+    - rewards and actions that fit another row better; rewards that are discounted already;
+    - rows that are there twice, environments that are alike or frozen, actions at their bounds;
     - a small effective sample size, and one row that dominates; priorities that were never updated;
     - fresh rows that wait or were missed, empty groups, and rows that were retired;
     - faults, see `fbuf.Fault`.
 
-    `fbuf doctor PATH` prints the same for a checkpoint.
+    Findings that compare rows look at the newest 4,096 rows at most, of eight environments. The
+    page "It does not learn" has a table of bugs that are seen, and of some that are not.
+
+    `fbuf doctor PATH` prints the same for a checkpoint. It does not read what `next_of` keeps.
 
     Args:
         state: The buffer, never consumed: a `fbuf.State`, a `fbuf.sharded.ShardedState`, a

@@ -71,17 +71,17 @@ class Stretch:
 
     @functools.cached_property
     def ends(self) -> np.ndarray[Any, Any]:
-        """bool `[n]`: the row ends an episode."""
+        """Bool `[n]`: the row ends an episode."""
         return self.flags & ENDS > 0
 
     @functools.cached_property
     def there(self) -> np.ndarray[Any, Any]:
-        """bool `[n]`: the row has not been removed, and is no dummy."""
+        """Bool `[n]`: the row has not been removed, and is no dummy."""
         return self.flags & REMOVED == 0
 
     @functools.cached_property
     def inner(self) -> np.ndarray[Any, Any]:
-        """bool `[n - 1]`: the row and the following one are of one episode."""
+        """Bool `[n - 1]`: the row and the following one are of one episode."""
         return ~self.ends[:-1] & self.there[:-1] & self.there[1:]
 
 
@@ -186,12 +186,13 @@ def _read(part: Part, leaves: Sequence[int], slots: np.ndarray[Any, Any]) -> np.
 
 
 def _some(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return some numbers of rows, the same ones of each: float64 `[n, numbers]`."""
+    """Return some finite numbers of rows, the same ones of each: float64 `[n, numbers]`."""
     flat = array.reshape(array.shape[0], -1)
     if flat.shape[1] > _NUMBERS:  # in no pattern, so that they fall into all parts of an image
         chosen = np.random.default_rng(0).choice(flat.shape[1], _NUMBERS, replace=False)
         flat = flat[:, np.sort(chosen)]
-    return flat.astype(np.float32).astype(np.float64)
+    numbers = flat.astype(np.float32).astype(np.float64)
+    return np.where(np.isfinite(numbers), numbers, 0)  # others have a finding of their own
 
 
 def _kept(

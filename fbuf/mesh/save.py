@@ -79,6 +79,11 @@ def save(
         (6, 3)
     """
     name = "sharded.save"
+    if isinstance(path, ShardedState):
+        raise TypeError(
+            f"fbuf.{name}: the path comes first, and then the state: state = "
+            f"fbuf.{name}(path, state)"
+        )
     require_sharded(name, state)
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((state, extra))):
         raise TypeError(f"fbuf.{name}: state or extra is traced; call it outside of jit")

@@ -11,6 +11,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from fbuf.checks.uncompared import Uncompared
 from fbuf.state import State
+from fbuf.storage import shown
 from fbuf.storage.store import Item
 
 
@@ -136,6 +137,8 @@ class ShardedSample(Uncompared, Generic[Item]):
         fault: uint32 scalar, the same on all devices: `fbuf.Fault.CALLS_DIFFER` if processes gave
             different keys, steps or betas; the whole batch is then masked. Otherwise 0.
     """
+
+    __repr__ = shown.lines
 
     data: Item
     """The result of the view."""

@@ -17,6 +17,7 @@ from fbuf.dispatch.call import operation, require_state
 from fbuf.ops.sample import CHECKS, drawn
 from fbuf.samplers import random_bits, weights
 from fbuf.state import Sample, State
+from fbuf.storage import shown
 from fbuf.storage.ids import Ids
 from fbuf.storage.store import Item
 from fbuf.views.item import Item as ItemView
@@ -41,6 +42,8 @@ class MixedSample(Uncompared, Generic[Item]):
         >>> mixed.sample.data, mixed.source, mixed.ids(1).slot.shape
         (Array([5, 6, 6, 6], dtype=int32), Array([0, 1, 1, 1], dtype=int32), (3,))
     """
+
+    __repr__ = shown.lines
 
     sample: Sample[Item]
     """A sample as from `fbuf.sample`, leaves `[batch_size, ...]`."""

@@ -99,6 +99,10 @@ def save(
         >>> int(fbuf.size(state)), extra["step"]
         (3, 3)
     """
+    if isinstance(path, State):
+        raise TypeError(
+            "fbuf.save: the path comes first, and then the state: state = fbuf.save(path, state)"
+        )
     require_state("save", state)
     if state.fault.ndim:
         raise ValueError(

@@ -6,6 +6,8 @@ import dataclasses
 
 import jax
 
+from fbuf.storage import shown
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +30,8 @@ class Targets:
         >>> found.target, found.mask
         (Array([3.25, 4.5 , 7.  ], dtype=float32), Array([ True,  True, False], dtype=bool))
     """
+
+    __repr__ = shown.lines
 
     target: jax.Array
     """float32, one for each step."""
@@ -55,6 +59,8 @@ class Advantages:
         >>> found.advantage, found.mask
         (Array([-1.,  0.], dtype=float32), Array([ True, False], dtype=bool))
     """
+
+    __repr__ = shown.lines
 
     advantage: jax.Array
     """float32, one for each step, in the layout of the batch."""

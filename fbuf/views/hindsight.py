@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from fbuf.checks import values as check
 from fbuf.samplers import random_bits
+from fbuf.storage import shown
 from fbuf.storage.ids import ArrayT
 from fbuf.storage.layout import Fields, Layout
 from fbuf.storage.masks import select
@@ -44,6 +45,8 @@ class HindsightStep(Generic[Item, ArrayT]):
         >>> int(data.item["goal"][0]), float(data.item["reward"][0]), bool(data.relabelled[0])
         (4, 1.0, True)
     """
+
+    __repr__ = shown.lines
 
     item: Item
     """The row, leaves `[B, ...]`."""

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from fbuf.checks import values as check
 from fbuf.samplers import random_bits
+from fbuf.storage import shown
 from fbuf.storage.ids import ArrayT
 from fbuf.storage.layout import Fields, Layout
 from fbuf.storage.ring import TERMINATED
@@ -42,6 +43,8 @@ class NStepTransition(Generic[Item, ArrayT]):
         >>> int(batch.data.steps[0]), float(batch.data.discount[0])
         (1, 0.5)
     """
+
+    __repr__ = shown.lines
 
     item: Item
     """The row itself, as you added it."""

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fbuf.checks import values as check
+from fbuf.storage import shown
 from fbuf.storage.ids import ArrayT
 from fbuf.storage.layout import Fields, Layout
 from fbuf.storage.ring import ENDS
@@ -38,6 +39,8 @@ class ReturnToGoStep(Generic[Item, ArrayT]):
         >>> float(batch.data.return_to_go[0]), bool(batch.data.complete[0])
         (3.0, False)
     """
+
+    __repr__ = shown.lines
 
     item: Item
     """The row itself, as you added it."""

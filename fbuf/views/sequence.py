@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fbuf.checks import values as check
+from fbuf.storage import shown
 from fbuf.storage.ids import ArrayT
 from fbuf.storage.layout import Fields, Layout
 from fbuf.storage.masks import select
@@ -47,6 +48,8 @@ class SequenceSteps(Generic[Item, ArrayT]):
         >>> batch.data.valid
         Array([[ True, False, False]], dtype=bool)
     """
+
+    __repr__ = shown.lines
 
     item: Item
     """The steps as you added them."""

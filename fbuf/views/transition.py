@@ -8,6 +8,7 @@ from typing import Any, Generic
 import jax
 
 from fbuf.checks import values as check
+from fbuf.storage import shown
 from fbuf.storage.ids import ArrayT
 from fbuf.storage.layout import Fields, Layout
 from fbuf.storage.store import Item
@@ -34,6 +35,8 @@ class TransitionStep(Generic[Item, ArrayT]):
         >>> batch.data.next_observation
         Array([6], dtype=int32)
     """
+
+    __repr__ = shown.lines
 
     item: Item
     """The row itself, as you added it."""

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fbuf.checks import values as check
+from fbuf.storage import shown
 from fbuf.storage.ids import ArrayT
 from fbuf.storage.layout import Fields, Layout
 from fbuf.storage.masks import select
@@ -41,6 +42,8 @@ class WindowStep(Generic[Item, ArrayT]):
         >>> fbuf.sample(state, jax.random.key(0), 1, view=view).data.valid["action"]
         Array([[ True, False]], dtype=bool)
     """
+
+    __repr__ = shown.lines
 
     item: Item
     """The row as you added it, leaves `[B, ...]`."""

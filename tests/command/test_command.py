@@ -612,7 +612,11 @@ def test_plan(capsys):
 
 @pytest.mark.parametrize(
     ("field", "dtype"),
-    [("float", "float32"), ("int", "int32"), ("bool", "bool"), ("float64", "float64")],
+    [
+        *(("float", "float32"), ("int", "int32"), ("bool", "bool"), ("float64", "float64")),
+        *(("bf16", "bfloat16"), ("fp16", "float16"), ("half", "float16"), ("fp32", "float32")),
+        *(("double", "float64"), ("f32", "float32"), ("i64", "int64"), ("u16", "uint16")),
+    ],
 )
 def test_plan_takes_the_dtypes_that_init_makes(field, dtype):
     with jax.enable_x64(True):  # as the command has it
@@ -631,6 +635,29 @@ def test_plan_takes_the_dtypes_that_init_makes(field, dtype):
 def test_plan_says_what_is_wrong_with_a_field(field, message, capsys):
     assert main(["plan", "1000", field]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_plan_takes_fields_in_fields(capsys):
+    fields = ["obs.camera.left:uint8:8x8", "obs.state:bf16:4", "reward:float"]
+    expected = {
+        "obs": {
+            "camera": {"left": jax.ShapeDtypeStruct((8, 8), np.uint8)},
+            "state": jax.ShapeDtypeStruct((4,), jnp.bfloat16),
+        },
+        "reward": jax.ShapeDtypeStruct((), np.float32),
+    }
+    assert plan.item_of(fields) == expected
+    assert main(["plan", "1000", *fields, "--next-of", "obs.camera"]) == 0
+    memory = fbuf.nbytes(expected, 1000, next_of="obs.camera")
+    assert plan.sizes.in_words(memory) in capsys.readouterr().out
+    for wrong, said in (
+        (["a:f32", "a.b:f32"], "'a' is an array, and cannot have the field 'a.b'"),
+        (["a.b:f32", "a:f32"], "'a' has fields of its own"),
+        (["a.b:f32", "a.b:f32"], "there are two fields 'a.b'"),
+        (["a..b:f32"], "'a..b' has an empty part"),
+    ):
+        assert main(["plan", "1000", *wrong]) == 2
+        assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("size", "rows"), [("1e6", 10**6), ("1.5e3", 1500), ("1_000", 1000)])

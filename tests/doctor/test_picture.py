@@ -151,3 +151,39 @@ assert dict.__getitem__(matplotlib.rcParams, "backend") is before
 """
     subprocess.run([sys.executable, "-c", program, str(tmp_path / "out.png")], check=True)
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+
+
+def lengths_of(*lengths):
+    """The part of the lengths of such whole episodes."""
+    state = fbuf.init({"reward": 0.0}, 400)
+    ends = np.zeros(sum(lengths), bool)
+    ends[np.cumsum(lengths) - 1] = True
+    state = fbuf.add(state, {"reward": np.ones(ends.size, np.float32)}, truncated=ends)
+    return parts(state)[TITLES[0]]
+
+
+@pytest.mark.parametrize("lengths", [(20, 20, 20), (20, 20, 21), (1,)])
+def test_lengths_have_bars_at_whole_numbers(lengths):
+    axes = lengths_of(*lengths)
+    bars = {bar.get_x() + bar.get_width() / 2: bar.get_height() for bar in axes.patches}
+    counts = {length: lengths.count(length) for length in set(lengths)}
+    assert {round(at): height for at, height in bars.items() if height} == counts
+    assert all(at == pytest.approx(round(at)) for at in bars)
+    low, high = axes.get_xlim()
+    ticks = [tick for tick in axes.get_xticks() if low <= tick <= high]
+    assert len(ticks) >= 3
+    assert all(tick == round(tick) for tick in ticks)
+
+
+@pytest.mark.parametrize("sampler", [fbuf.Uniform(), fbuf.Prioritized()])
+def test_no_legend_lies_on_a_line(sampler):
+    figure = fbuf.plot(played(sampler, steps=100))
+    figure.draw_without_rendering()
+    seen = 0
+    for axes in figure.axes:
+        legend = axes.get_legend()
+        if legend is None or axes.get_title().endswith("slots"):
+            continue
+        seen += 1
+        assert not legend.get_window_extent().overlaps(axes.get_window_extent()), axes.get_title()
+    assert seen == 2

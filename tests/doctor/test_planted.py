@@ -23,7 +23,7 @@ class Planted(NamedTuple):
     change: Any
     stored: str
     seen: tuple[str, ...]
-    of: dict[str, Any] = {}
+    of: Any = None
 
 
 def field(**new):
@@ -99,6 +99,10 @@ def discounted(rows, flags):
 def held(every):
     """The observation of some steps ago: a simulator has written into an array that was kept."""
     return lambda leaf: leaf[:, np.arange(leaf.shape[1]) // every * every]
+
+
+def normalised(leaf):
+    return (leaf - 0.1) / 0.7
 
 
 def frozen(leaf):
@@ -271,7 +275,7 @@ BUGS = {
     "wrapped frames": Planted("bytes of frames have run over", wrapped, "none", ()),
     "normalised twice": Planted(
         "observation and next observation are normalised twice",
-        field(observation=lambda of: (of - 0.1) / 0.7, next_observation=lambda of: (of - 0.1) / 0.7),
+        field(observation=normalised, next_observation=normalised),
         "field", (),
     ),
     "constant features": Planted(
@@ -289,7 +293,7 @@ BUGS = {
 def found(name):
     """The findings of a run with a bug."""
     bug = BUGS[name]
-    rows, flags = bug.change(*run(**{"steps": 240} | bug.of))
+    rows, flags = bug.change(*run(**{"steps": 240} | (bug.of or {})))
     return [
         finding.name for finding in fbuf.report(buffer(rows, flags, stored=bug.stored)).findings
     ]

@@ -14,7 +14,8 @@ def run(steps=240, *, envs=ENVS, seed=0, noise=1.0, discrete=False, seeds=None):
     """Steps of all environments, as a right program stores them: leaves `[envs, steps, ...]`.
 
     A cart has a place and a speed. It begins near the middle; the reward is its nearness to the
-    middle, less the push. The episode terminates where it leaves, and is truncated after some steps.
+    middle, less the push. An episode terminates where the cart leaves, and is truncated after some
+    steps.
 
     Args:
         steps: The number of steps.

@@ -1212,6 +1212,52 @@ MUTANTS = [
         ("live[steps:])", "live[:count])", "mask", ("test_report.py", "reset_is_no")),
     ),
     *of(
+        "doctor/stretches.py",
+        ("known &= flags & STANDS_IN == 0", "known &= True", "next observations", ("test_planted.py", "healthy")),
+        ("return self.flags & REMOVED == 0", "return self.flags & 0 == 0", "mask", ("test_report.py", "reset_is_no or reset")),
+        ("np.where(np.isfinite(numbers), numbers, 0)", "numbers", "mask", ("test_report.py", "bad_number")),
+    ),
+    *of(
+        "doctor/findings/continuity.py",
+        ("<= 2 * usual", "<= 200 * usual", "next observations", ("test_planted.py", "healthy")),
+        (" or (shift > 1 and not _crosses(stretches, shift))", "", "next observations", ("test_planted.py", "healthy")),
+        ("(2 if broken else _FEW)", "_FEW * 1000", "next observations", ("test_planted.py", "kept")),
+        ("hits[0] > 0.2 * total", "False", "episode end", ("test_planted.py", "ends_shifted or healthy")),
+    ),
+    *of(
+        "doctor/findings/causes.py",
+        ('{"late": error(steps, -1), "early": error(steps, 1)}', '{"late": error(steps, 1), "early": error(steps, -1)}', "seam", ("test_planted.py", "planted")),
+        ("own >= _BETTER * (other + 1e-3)", "own >= 0", "mask", ("test_planted.py", "healthy")),
+        ('by_row["own"]) < 0.5:', 'by_row["own"]) < -1:', "mask", ("test_planted.py", "healthy")),
+    ),
+    *of(
+        "doctor/findings/copies.py",
+        ("(one.observation == of.observation).all()", "(one.observation == of.observation).any()", "mask", ("test_planted.py", "healthy or planted")),
+    ),
+    *of(
+        "command/opened.py",
+        ("if whole is not None:", "if whole is None:", "read", ("test_damage.py", "newest")),
+    ),
+    *of(
+        "storage/lost_next.py",
+        (" & (lane.flags & REMOVED == 0)", "", "mask", ("test_lost_next.py", "removed")),
+        (" & (owner[np.maximum(place, 0)] == slots)", "", "next observations", ("test_lost_next.py", "resize or extend")),
+    ),
+    *of(
+        "ops/lost_next.py",
+        ("fault |= of & bit", "pass", "fault bit", ("test_lost_next.py", "resize_counts")),
+        ("    if rows <= before:", "    if rows < before:", "mask", ("test_lost_next.py", "whole")),
+    ),
+    *of(
+        "storage/shown.py",
+        ("isinstance(leaf, jax.Array) and leaf.is_deleted()", "False", "read", ("test_shown.py", "consumed")),
+        ("[part.data for part in leaf.addressable_shards if part.replica_id == 0]", "[leaf]", "read", ("test_shown.py", "consumed")),
+    ),
+    *of(
+        "checks/not_arrays.py",
+        ("    return instead if fits else None", "    return instead", "read", ("test_not_arrays.py", "lacks")),
+    ),
+    *of(
         "doctor/findings/faults.py",
         ("(Fault.STALE_ID, Fault.NOTHING_TO_DRAW)", "(Fault.NOTHING_TO_DRAW,)", "fault bit", ("test_report.py", "stale")),
     ),

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fbuf.adapter_api import Sampler
+from fbuf.adapter_api import Sampler, object_in_words, table_in_words
 from fbuf_adapters.datasets._ends import Ends
 from fbuf_adapters.datasets._errors import DatasetError
 from fbuf_adapters.datasets._fields import NEXT, flags, named, refuse_foreign, spec, under
@@ -122,8 +122,15 @@ def from_arrays(
 def _array(where: str, name: str, leaf: Any) -> Any:
     refuse_foreign(where, name or "arrays", leaf)
     is_array = hasattr(leaf, "__getitem__") and isinstance(getattr(leaf, "dtype", None), np.dtype)
-    if is_array and getattr(leaf, "shape", ()):
+    if is_array and leaf.dtype == np.dtype(object):
+        raise DatasetError(
+            f"{where}: {name or 'arrays'} is of dtype object; give "
+            + object_in_words(name or "arrays")
+        )
+    if is_array and getattr(leaf, "shape", ()) and not table_in_words(name, leaf):
         return leaf
+    instead = table_in_words(name or "arrays", leaf)
     raise DatasetError(
         f"{where}: {name or 'arrays'} must be an array [rows, ...], got {type(leaf).__name__}"
+        + (f"; give {instead}" if instead else "")
     )

@@ -1,9 +1,9 @@
 """Rewards and actions that belong to another row: a regression explains them by that row better.
 
-What a step is given explains what it returned: the observation, the action and the next observation
-explain the reward; the observation and the action explain the change of the observation. If those
-of another row explain it much better, rows were put together wrongly. Whether a regression of such
-simple terms explains anything depends on the task; where it does not, nothing is said.
+The observation, the action and the next observation of a row explain its reward. The observation
+and the action explain the change of the observation. If those of another row explain it better,
+rows were put together wrongly. Whether a regression of such simple terms explains anything depends
+on the task; where it does not, nothing is said.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _KINDS = 16
 """The most values of a discrete action."""
 
 _BETTER = 4.0
-"""How many times smaller the error by another row must be."""
+"""The factor by which the error by another row must be smaller."""
 
 _GOOD = 0.5
 """The share of the variance that the other row must explain."""

@@ -23,7 +23,7 @@ _ENDS = 5
 """The least ends of episodes that say something."""
 
 _SHIFTS = (-1, 2, 3, 4, 5)
-"""How many rows further the observation may be that a wrong next observation is."""
+"""The numbers of rows to the observation that a wrong next observation may be."""
 
 
 def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
