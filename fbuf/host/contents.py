@@ -177,7 +177,9 @@ class Contents:
     def tell_of_lost(self, where: str) -> None:
         """Warn, once, if rows have lost their next observation."""
         # With `next_of` each add has waited for the index.
-        if self.tells_of_lost and int(self.index.fault) & fbuf.Fault.LOST_NEXT:
+        if not self.tells_of_lost:
+            return
+        if int(jax.device_get(self.index.fault)) & fbuf.Fault.LOST_NEXT:
             self.tells_of_lost = False
             room = f"make the store with a larger max_ends: {lost_next.ROOM}"
             lost_next.of_states(where, [self.index], room)

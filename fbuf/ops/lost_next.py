@@ -19,6 +19,7 @@ from fbuf.checks.warn import warn
 from fbuf.state import State
 from fbuf.storage.faults import Fault
 from fbuf.storage.lost_next import lost
+from fbuf.xla.place import allocating
 
 S = TypeVar("S")
 
@@ -37,14 +38,16 @@ def of_call(where: str, remedy: str, change: Callable[..., S], *states: Any) -> 
     """
     if not all(_is_seen(state) for state in states):
         return change(*states)
-    bit = jnp.uint32(Fault.LOST_NEXT)
-    before = [state.fault for state in states]
-    new: Any = change(*[dataclasses.replace(state, fault=state.fault & ~bit) for state in states])
-    if int(new.fault) & Fault.LOST_NEXT:
+    with allocating():
+        bit = jnp.uint32(Fault.LOST_NEXT)
+        before = [state.fault & bit for state in states]
+        clean = [dataclasses.replace(state, fault=state.fault & ~bit) for state in states]
+    new: Any = change(*clean)
+    if int(jax.device_get(new.fault)) & Fault.LOST_NEXT:
         of_states(where, [new], remedy)
     fault = new.fault
     for of in before:
-        fault |= of & bit
+        fault |= of
     return dataclasses.replace(new, fault=fault)
 
 
@@ -75,5 +78,8 @@ def counted(states: Sequence[State[Any]]) -> tuple[int, int]:
 def _is_seen(state: Any) -> bool:
     """Tell whether a buffer keeps next observations, and is one buffer with values."""
     fault = state.fault
-    is_traced = isinstance(fault, jax.core.Tracer)
-    return state.next_obs is not None and not is_traced and not np.ndim(fault)
+    if state.next_obs is None or isinstance(fault, jax.core.Tracer):
+        return False
+    if isinstance(fault, jax.Array):  # a consumed buffer is refused by the call itself
+        return not fault.ndim and not fault.is_deleted()
+    return isinstance(fault, np.ndarray) and not fault.ndim

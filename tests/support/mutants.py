@@ -1245,7 +1245,7 @@ MUTANTS = [
     ),
     *of(
         "ops/lost_next.py",
-        ("fault |= of & bit", "pass", "fault bit", ("test_lost_next.py", "resize_counts")),
+        ("        fault |= of\n", "        pass\n", "fault bit", ("test_lost_next.py", "resize_counts")),
         ("    if rows <= before:", "    if rows < before:", "mask", ("test_lost_next.py", "whole")),
     ),
     *of(
