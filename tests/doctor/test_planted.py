@@ -82,6 +82,11 @@ def own_next(rows, flags):
     return rows | {"next_observation": rows["observation"]}, flags
 
 
+def own_at_limits(rows, flags):
+    cut, own = flags["truncated"][..., None], rows["observation"]
+    return rows | {"next_observation": np.where(cut, own, rows["next_observation"])}, flags
+
+
 def next_of_reset(rows, flags):
     """The next observation is that which the next step begins with, whatever comes in between."""
     return rows | {"next_observation": later(-1)(rows["observation"])}, flags
@@ -161,6 +166,10 @@ BUGS = {
     ),
     "own next observation, kept": Planted(
         "the same, with `next_of`", own_next, "kept", ("next_observation_is_observation",)
+    ),
+    "own next observation of truncated rows": Planted(
+        "the next observation of truncated rows is the observation itself", own_at_limits, "field",
+        ("next_observation_is_observation",), {"noise": 0.3, "steps": 320},
     ),
     "next observation of a reset": Planted(
         "after a truncated row, the next observation is of the next episode", next_of_reset,

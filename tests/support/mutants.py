@@ -1221,7 +1221,7 @@ MUTANTS = [
         "doctor/findings/continuity.py",
         ("<= 2 * usual", "<= 200 * usual", "next observations", ("test_planted.py", "healthy")),
         (" or (shift > 1 and not _crosses(stretches, shift))", "", "next observations", ("test_planted.py", "healthy")),
-        ("(2 if broken else _FEW)", "_FEW * 1000", "next observations", ("test_planted.py", "kept")),
+        ("(2 if broken else _ENDS)", "_FEW * 1000", "next observations", ("test_planted.py", "kept")),
         ("hits[0] > 0.2 * total", "False", "episode end", ("test_planted.py", "ends_shifted or healthy")),
     ),
     *of(

@@ -36,9 +36,8 @@ def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
     with_next = [of for of in stretches if of.following is not None]
     yield from _terminated(with_next)
     if kept:
-        yield from _kept_is_own(found, with_next)
-        return
-    if with_next:
+        yield from _own_at_ends(found, with_next)
+    elif with_next:
         yield from _stored(found, with_next)
     else:
         yield from _shifted_ends(stretches)
@@ -118,24 +117,34 @@ def _terminated(stretches: Sequence[Stretch]) -> Iterator[Finding]:
     )
 
 
-def _kept_is_own(found: Found, stretches: Sequence[Stretch]) -> Iterator[Finding]:
-    """Find that `next_observation` was the observation itself, where `next_of` keeps it."""
+def _own_at_ends(found: Found, stretches: Sequence[Stretch]) -> Iterator[Finding]:
+    """Find that the next observation of ends is the observation itself.
+
+    Where an episode terminated, no target needs it. But a broken episode tells that it was so in
+    all rows, of which `next_of` keeps those of ends.
+    """
+    broken = Fault.BROKEN_EPISODE.name in found.figures["faults"]
     own = compared = 0
     for of in stretches:
         assert of.following is not None
         rows = of.ends & of.known & of.there
+        if not broken:
+            rows &= of.flags & TERMINATED == 0
         own += int(_same(of.following[rows], of.observation[rows]).sum())
         compared += int(rows.sum())
-    broken = Fault.BROKEN_EPISODE.name in found.figures["faults"]
-    if own < compared or compared < (2 if broken else _FEW):
+    if own < compared or compared < (2 if broken else _ENDS):
         return
+    everything = np.concatenate([of.observation for of in stretches])
+    if not everything.std(axis=0).any():
+        return
+    where = "ends of episodes" if broken else "truncated rows"
     yield Finding(
-        "error",
+        "error" if broken else "warning",
         "next_observation_is_observation",
-        f"The next_observation of {compared:,} ends of episodes that were compared is the "
-        "observation of the same row.",
-        "Give fbuf.add the observation after the step. A simulator may write the next observation "
-        "into the array that you keep: copy it before the step.",
+        f"The next observation of {compared:,} {where} that were compared is the observation of "
+        "the same row.",
+        "Give the observation after the step, also after the last one of an episode. A simulator "
+        "may write the next observation into the array that you keep: copy it before the step.",
     )
 
 
@@ -145,6 +154,8 @@ def _stored(found: Found, stretches: Sequence[Stretch]) -> Iterator[Finding]:
     equal, compared = _follows(stretches, 1)
     if compared < _FEW or not moved:
         return
+    if equal >= 0.9 * compared:
+        yield from _own_at_ends(found, stretches)
     if equal < 0.1 * compared:
         yield from _of_other_rows(stretches, compared)
     elif equal < 0.995 * compared and any(of.ends.any() for of in stretches):
