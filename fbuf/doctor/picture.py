@@ -215,7 +215,8 @@ def _histogram(
     if values.dtype.kind in "iu" and high - low <= _BINS:
         # A bar for each number; a single one has room at both sides.
         axes.hist(values, bins=np.arange(low - 0.5, high + 1.5), rwidth=0.9, color="tab:blue")
-        axes.set_xlim(low - max(1, 5 - (high - low)), high + max(1, 5 - (high - low)))
+        room = max(1, 5 - (high - low))
+        axes.set_xlim(max(low - room, 0), high + room)
         axes.locator_params(axis="x", nbins=6, integer=True)
         return
     largest = max(abs(low), abs(high))

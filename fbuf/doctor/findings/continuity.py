@@ -124,18 +124,19 @@ def _own_at_ends(found: Found, stretches: Sequence[Stretch]) -> Iterator[Finding
     all rows, of which `next_of` keeps those of ends.
     """
     broken = Fault.BROKEN_EPISODE.name in found.figures["faults"]
-    own = compared = 0
+    own = compared = stuck = 0
     for of in stretches:
         assert of.following is not None
         rows = of.ends & of.known & of.there
         if not broken:
             rows &= of.flags & TERMINATED == 0
+        before = np.maximum(np.flatnonzero(rows) - 1, 0)
+        stuck += int(_same(of.observation[before], of.observation[rows]).sum())
         own += int(_same(of.following[rows], of.observation[rows]).sum())
         compared += int(rows.sum())
     if own < compared or compared < (2 if broken else _ENDS):
         return
-    everything = np.concatenate([of.observation for of in stretches])
-    if not everything.std(axis=0).any():
+    if stuck > 0.2 * compared:  # nothing moves there any more
         return
     where = "ends of episodes" if broken else "truncated rows"
     yield Finding(
