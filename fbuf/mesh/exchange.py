@@ -194,8 +194,10 @@ def fetched(
         place = got[:, 0].astype(jnp.int32)
         return made.at[place].set(got, mode="drop", unique_indices=True)
 
-    # Each row has its place in the first word. A row that has not come has another number there.
-    made = varying(jnp.full((part, width), part, jnp.uint32), plan.own)
+    # Each row has its place in the first word. A row that has not come has another number there,
+    # and zeros.
+    blank = np.where(np.arange(width) == 0, part, 0).astype(np.uint32)
+    made = varying(jnp.tile(blank, (part, 1)), plan.own)
     made = lax.fori_loop(0, plan.rounds, body, made)
     come = made[:, 0] == jnp.arange(part, dtype=jnp.uint32)
     return jax.tree.unflatten(jax.tree.structure(rows), words.unpacked(made[:, 1:], specs)), come

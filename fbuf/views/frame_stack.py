@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from fbuf.checks import values as check
 from fbuf.storage.layout import Fields, Layout
+from fbuf.storage.masks import select
 from fbuf.views.protocol import Reading, Request, View
 from fbuf.views.reader import Reader
 from fbuf.views.steps import preceding
@@ -20,7 +21,8 @@ class FrameStack(View):
     """Return each drawn row with one field stacked: its own frame and those of the rows before.
 
     The stack does not reach beyond the first row of the episode, the oldest row, or a removed row.
-    It repeats its first frame instead, as environments' own frame stacks do.
+    It repeats its first frame instead, as environments' own frame stacks do. Where `Sample.mask` is
+    False, it repeats the row's own frame.
 
     Attributes:
         k: The number of frames, that of the drawn row included; at least 1.
@@ -70,7 +72,10 @@ class FrameStack(View):
                 "to fields, or use fbuf.Item"
             )
         back = jnp.arange(self.k - 1, -1, -1, dtype=jnp.int32)[None]
-        back = jnp.minimum(back, preceding(reader, slots, self.k - 1)[:, None])
+        reach = preceding(reader, slots, self.k - 1)
+        if reader.mask is not None:  # a masked draw has its own frame alone
+            reach = select(reader.mask, reach)
+        back = jnp.minimum(back, reach[:, None])
         stacked, others = self._leaves(reader.layout)
         wanted = {
             "frames": reader.leaves(reader.ring.later(slots[:, None], -back), stacked),

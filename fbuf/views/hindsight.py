@@ -68,7 +68,8 @@ class Hindsight(View[HindsightStep[Any]]):
     dummy. Only `"random"` takes them from other episodes, too. An episode may have any length.
 
     `Sample.terminated` stays as stored. If reaching the goal ends an episode, take termination from
-    the new reward. A relabelled row may reach its new goal, or no goal any more.
+    the new reward. A relabelled row may reach its new goal, or no goal any more. Where
+    `Sample.mask` is False, no row is relabelled, and the next observation is the row's own.
 
     With `copies=k` each row gets `k` goals, each chosen as if the row were drawn again. The goal
     and the reward have an axis for the copies behind that of the batch. All other arrays have one
@@ -208,7 +209,12 @@ class Hindsight(View[HindsightStep[Any]]):
             elsewhere = of_any, reader.anywhere()
         if self.next_of is not None or reader.next_of is not None:
             wanted["next"], known = reader.next_observation(slots, flags, self.next_of)
-        return Request(wanted, (chance < self.ratio, flags, known, elsewhere))
+        relabelled, meant = chance < self.ratio, reader.mask
+        if known is not None:
+            meant = reader.meant(known)
+        if meant is not None:
+            relabelled &= rows.each(meant)
+        return Request(wanted, (relabelled, flags, known, elsewhere))
 
     def build(self, layout: Layout, rows: dict[str, Any], seen: Any) -> Reading:
         """Put in the new goals, and their rewards."""

@@ -62,6 +62,9 @@ class NStepTransition(Generic[Item, ArrayT]):
 class NStep(View[NStepTransition[Any]]):
     """Sum up the rewards of up to n steps from each drawn row, within its episode.
 
+    Where `Sample.mask` is False, the reward and the discount are 0, and the next observation is the
+    row's own.
+
     The sum stops after a row that is terminated or truncated, at the newest row, and before a
     removed row. The `discount` is right for the number of steps in the sum. To draw only rows with
     all n steps, use a sampler with `window=n`. `Sample.terminated` and `.truncated` are those of
@@ -142,6 +145,8 @@ class NStep(View[NStepTransition[Any]]):
             )
         }
         same_episode = steps.same_episode
+        if reader.mask is not None:
+            same_episode &= reader.mask[:, None]
         if isinstance(self.n, tuple):
             assert key is not None
             number = jnp.arange(most, dtype=jnp.int32)[None]
@@ -154,7 +159,10 @@ class NStep(View[NStepTransition[Any]]):
         if self.next_of is None and reader.next_of is None:
             wanted["next"] = reader.field(last_slot, self.next_observation, "next_observation")
         else:
-            wanted["next"], known = reader.next_observation(last_slot, flags, self.next_of)
+            wanted["next"], known = reader.next_observation(last_slot, flags, self.next_of, slots)
+            meant = reader.meant(known)
+            same_episode &= meant[:, None]
+            count = jnp.where(meant, count, 1)
         wanted["rows"] = reader.rows(slots, self.fields)
         return Request(wanted, (same_episode, count, flags, known))
 
@@ -167,7 +175,9 @@ class NStep(View[NStepTransition[Any]]):
         # Where there is no step there may be no number either: 0 * nan would not be 0.
         reward = reward.reshape(same_episode.shape).astype(jnp.float32)
         gained = jnp.where(same_episode, reward * factor[None], 0)
-        discount = jnp.where(flags & TERMINATED > 0, 0, gamma ** count.astype(jnp.float32))
+        # Of a masked draw not even its own step is in the sum.
+        nothing = ~same_episode[:, 0] | (flags & TERMINATED > 0)
+        discount = jnp.where(nothing, 0, gamma ** count.astype(jnp.float32))
         data = NStepTransition(
             item=rows["rows"],
             reward=gained.sum(axis=1),

@@ -6,6 +6,7 @@ The reader keeps a list of its reads. A later write must wait for them, or XLA c
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -159,11 +160,21 @@ class Reader:
         return None if self._state.next_obs is None else self._state.next_obs.field
 
     def next_observation(
-        self, slots: jax.Array, flags: jax.Array, next_of: str | None
+        self,
+        slots: jax.Array,
+        flags: jax.Array,
+        next_of: str | None,
+        own: jax.Array | None = None,
     ) -> tuple[NextObservations, jax.Array]:
         """Request the next observations of rows `[B]` with these flags.
 
-        `next_of` is that of the view; None is that of the buffer.
+        A draw without one gets the observation of its own row, and nothing of another row.
+
+        Args:
+            slots: The rows.
+            flags: Their flags.
+            next_of: That of the view; None is that of the buffer.
+            own: The slots of the drawn rows, if they are others than `slots`.
 
         Returns:
             The request, and bool `[B]`: whether they are known.
@@ -178,8 +189,21 @@ class Reader:
             )
         where = kept.find(self.ring, slots, flags)
         self.reads.append(where.known)
-        following = self.field(self.ring.later(slots, 1), kept.field, "next_of")
-        return NextObservations(where, following), where.known
+        # Slots are chosen before anything is read: to blank what was read would cost a pass over it.
+        meant = self.meant(where.known)
+        own = slots if own is None else own
+        following = jnp.where(meant, self.ring.later(slots, 1), own)
+        where = dataclasses.replace(where, aside=where.aside & meant)
+        return NextObservations(where, self.field(following, kept.field, "next_of")), where.known
+
+    def meant(self, known: jax.Array) -> jax.Array:
+        """Return which draws `[B]` are meant, of those whose result is known.
+
+        Of steps `[B * T]` it is those that are known, for the mask is one of draws.
+        """
+        if self.mask is None or self.mask.shape != known.shape:
+            return known
+        return known & self.mask
 
     def ahead(self, slots: jax.Array, count: jax.Array, leaf: int) -> Ahead:
         """Request one number of each row, and of the `count` rows after the row: `[B]` each."""

@@ -13,6 +13,7 @@ from fbuf.checks import values as check
 from fbuf.storage import shown
 from fbuf.storage.ids import ArrayT
 from fbuf.storage.layout import Fields, Layout
+from fbuf.storage.masks import select
 from fbuf.storage.ring import ENDS
 from fbuf.storage.store import Item
 from fbuf.views.episode import CHUNK
@@ -57,7 +58,7 @@ class ReturnToGo(View[ReturnToGoStep[Any]]):
     The sum stops after a row that is terminated or truncated; only then `complete` is True. It also
     stops at the newest row, and before a removed row or a dummy. The flags `Sample.terminated` and
     `.truncated` are those of the last row in the sum. An episode may have any length. Where
-    `Sample.mask` is False the sum means nothing.
+    `Sample.mask` is False, the sum is 0 and not complete.
 
     Attributes:
         gamma: The discount of a step, from 0 to 1.
@@ -105,11 +106,12 @@ class ReturnToGo(View[ReturnToGoStep[Any]]):
             ),
             "rows": reader.rows(slots, self.fields),
         }
-        return Request(wanted, (count, reader.flags(reader.ring.later(slots, count))))
+        flags = reader.flags(reader.ring.later(slots, count))
+        return Request(wanted, (count, flags, reader.mask))
 
     def build(self, layout: Layout, rows: dict[str, Any], seen: Any) -> Reading:
         """Sum up the rewards, backwards."""
-        count, flags = seen
+        count, flags, mask = seen
         # From Python's floats: powers of a rounded gamma would be less exact.
         factor = jnp.asarray(float(self.gamma) ** np.arange(CHUNK), jnp.float32)
         beyond = jnp.float32(float(self.gamma) ** CHUNK)
@@ -121,9 +123,8 @@ class ReturnToGo(View[ReturnToGoStep[Any]]):
             return gained.sum(axis=1) + beyond * total
 
         nothing = jnp.zeros(count.shape, jnp.float32)
-        data = ReturnToGoStep(
-            item=rows["rows"],
-            return_to_go=rows["rewards"].fold_back(add_chunk, nothing),
-            complete=flags & ENDS > 0,
-        )
-        return Reading(data, flags)
+        total = rows["rewards"].fold_back(add_chunk, nothing)
+        complete = flags & ENDS > 0
+        if mask is not None:
+            total, complete = select(mask, total), complete & mask
+        return Reading(ReturnToGoStep(rows["rows"], total, complete), flags)

@@ -54,6 +54,8 @@ class Transition(View[TransitionStep[Any]]):
 
     Make the buffer with `next_of`, and give `next_observation` to `fbuf.add`. If more episodes end
     than the buffer has room for (`max_ends`), draws of the oldest of these last rows are masked.
+    Where `Sample.mask` is False, the next observation is the row's own. It has no discount here:
+    multiply a loss by `Sample.weight` or by the mask.
 
     Attributes:
         next_of: The name of the observation, as for `fbuf.init`. None is the name that the buffer

@@ -67,7 +67,8 @@ class Window(View[WindowStep[Any]]):
         pad: `"repeat"` gives the nearest step of the episode, `"zero"` gives zeros.
         fields: As for `fbuf.Item`: the fields to gather; those with offsets must be among them.
 
-    Learn from a step of a field where `valid` is True. The next observation that a buffer with
+    Learn from a step of a field where `valid` is True. Where `Sample.mask` is False, no step is
+    valid, and `"repeat"` gives the row itself. The next observation that a buffer with
     `next_of` keeps is no step: offsets end at the last row of the episode.
 
     Cost: O(B n) reads of a field with `n` offsets, and O(B span) bytes of flags.
@@ -119,16 +120,19 @@ class Window(View[WindowStep[Any]]):
         steps = following(reader, slots, max(every) + 1)
         after = jnp.sum(steps.same_episode, axis=1, dtype=jnp.int32)[:, None] - 1
         before = preceding(reader, slots, -min(every))[:, None]
+        if reader.mask is not None:  # a masked draw has its own row at every offset
+            meant = reader.mask[:, None]
+            before, after = select(meant, before), select(meant, after)
         windows, others = self._leaves(reader.layout)
         wanted: dict[str, Wanted] = {"others": reader.leaves(slots, others)}
         valid: dict[str, jax.Array] = {}
         for name, offsets in self._pairs:
             wished = jnp.array(offsets, jnp.int32)[None]
-            there = jnp.clip(wished, -before, jnp.maximum(after, 0))
+            found = jnp.clip(wished, -before, jnp.maximum(after, 0))
             wanted[f"of {name}"] = reader.leaves(
-                reader.ring.later(slots[:, None], there), windows[name]
+                reader.ring.later(slots[:, None], found), windows[name]
             )
-            valid[name] = there == wished
+            valid[name] = found == wished
             if reader.mask is not None:
                 valid[name] &= reader.mask[:, None]
         return Request(wanted, (valid, steps.flags[:, 0]))

@@ -84,11 +84,10 @@ def check_transitions(pair):
         assert data.item["observation"]["at"] == row.item
         assert made.known[at] == (led_to is not None)
         if led_to is None:
-            lost = True
-        else:
-            jax.tree.map(
-                np.testing.assert_array_equal, data.next_observation, item_of(led_to)["observation"]
-            )
+            lost, led_to = True, row.item
+        jax.tree.map(
+            np.testing.assert_array_equal, data.next_observation, item_of(led_to)["observation"]
+        )
     pair.lost |= lost
     assert told(pair.state.fault) == fbuf.Fault.LOST_NEXT * pair.lost
     if pair.state.ring.heads == 1:
@@ -125,14 +124,17 @@ def check_n_steps(pair, n):
     for at, slot in enumerate(slots):
         rows = pair.oracle.ahead(slot, n)
         led_to, data = pair.expected(rows[-1]), jax.tree.map(lambda x, at=at: x[at], made.data)
-        assert data.reward == sum(GAMMA**k * (row.item % 7) for k, row in enumerate(rows))
-        assert data.steps == len(rows)
-        assert data.discount == (0 if rows[-1].terminated else GAMMA ** len(rows))
         assert made.known[at] == (led_to is not None)
-        if led_to is not None:
-            jax.tree.map(
-                np.testing.assert_array_equal, data.next_observation, item_of(led_to)["observation"]
-            )
+        if led_to is None:  # nothing counts, and the next observation is the row's own
+            assert (data.reward, data.steps, data.discount) == (0, 1, 0)
+            led_to = rows[0].item
+        else:
+            assert data.reward == sum(GAMMA**k * (row.item % 7) for k, row in enumerate(rows))
+            assert data.steps == len(rows)
+            assert data.discount == (0 if rows[-1].terminated else GAMMA ** len(rows))
+        jax.tree.map(
+            np.testing.assert_array_equal, data.next_observation, item_of(led_to)["observation"]
+        )
 
 
 SWEEP = pytest.mark.sweep
