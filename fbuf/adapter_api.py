@@ -41,6 +41,7 @@ from fbuf.runtime.wait import steps as waiting_steps
 from fbuf.runtime.wait import wait as wait_for
 from fbuf.samplers import Draw, Sampler
 from fbuf.samplers.random_bits import fold_in
+from fbuf.storage.ends_room import free_for_ends, room_for_ends, with_room_for_ends
 from fbuf.storage.episodes import Autoreset
 from fbuf.storage.ids import NO_SLOT
 from fbuf.storage.layout import Layout
@@ -98,6 +99,7 @@ __all__ = [
     "fold_in",
     "following",
     "foreign_files",
+    "free_for_ends",
     "local_path",
     "make_folder",
     "of_newest",
@@ -114,6 +116,7 @@ __all__ = [
     "request_rows",
     "require_free_space",
     "resumed",
+    "room_for_ends",
     "stays_in_process",
     "stored_lanes",
     "tag_of",
@@ -125,5 +128,6 @@ __all__ = [
     "waiting_steps",
     "warn",
     "with_new_tag",
+    "with_room_for_ends",
     "write_files",
 ]

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ from fbuf_adapters.pytorch import _containers
 from fbuf_adapters.pytorch._backend import Backend
 from fbuf_adapters.pytorch._batch_stream import TensorStream
 from fbuf_adapters.pytorch._delivery import Delivery
+from fbuf_adapters.pytorch._end_room import EndRoom
 from fbuf_adapters.pytorch._error import InteropError
 from fbuf_adapters.pytorch._host_backend import HostBackend
 from fbuf_adapters.pytorch._item import Learned, learn
@@ -51,6 +53,7 @@ class Contents:
         calls: Makes calls of JAX that no exception breaks off.
         stored: The rows; None as long as the item is not known.
         stream: The batches.
+        end_room: The room for the last observations of episodes.
         delivery: Makes of arrays what the user gets.
         seed: The seed of the draws.
         rebuild: Makes items of dicts that were no trees of JAX's when they were added.
@@ -64,6 +67,7 @@ class Contents:
         self.rebuild = self.delivery.rebuild
         self.seed = drawn_seed() if spec.seed is None else int(spec.seed)
         self.stored: Stored | None = None
+        self.end_room = EndRoom(spec)
         self._lock = threading.RLock()
         self._process = os.getpid()
         self._closed = False
@@ -107,6 +111,7 @@ class Contents:
         # One instruction: an exception comes before all of it, or after.
         self.__dict__.update(stored=stored, stream=stream, seed=seed)
         self.rebuild += rebuild
+        self.end_room.forget()
         before.drop()
 
     def close(self) -> None:
@@ -207,10 +212,25 @@ class Contents:
         if state.fault is backend.fault:  # the array that tells one state from another
             state = dataclasses.replace(state, fault=jnp.copy(state.fault))
         backend.state = state
+        self.end_room.forget()
+
+    def with_end_room(self, stored: Stored, flags: Mapping[str, Any], time_major: bool) -> Stored:
+        """Return rows with room for the ends that flags tell of; the lock is held."""
+        room = self.end_room
+        if not room.counts or room.fits(flags):
+            return stored
+        state = self.calls.apart(lambda: room.grown(stored.backend, flags, time_major))
+        if state is None:
+            return stored
+        grown = dataclasses.replace(stored, backend=Backend(state, self.calls))
+        if self.stored is stored:  # at once: the next change consumes what both share
+            self.stored = grown
+        return grown
 
     def empty(self) -> None:
         """Remove all rows and the batches drawn ahead."""
         self.stream.drop()
+        self.end_room.forget()
         if self.stored is not None:
             backend = self.made("empty").backend
             with uninterrupted():  # rows of a signal handler would count as none

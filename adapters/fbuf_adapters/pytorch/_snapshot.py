@@ -321,7 +321,13 @@ def _state(
     function: str, tensors: Mapping[str, Any], spec: Spec, learned: Learned
 ) -> fbuf.State[Any]:
     """Return the state that tensors hold."""
-    expected = jax.eval_shape(lambda: spec.buffer.init(learned.item))
+    changes: dict[str, Any] = {}
+    if spec.buffer.next_of is not None and spec.buffer.max_ends is None:  # the room may have grown
+        owner = tensors.get("next_obs.owner")
+        lanes = spec.buffer.num_envs or 1
+        if owner is not None and lanes < len(owner) <= lanes + spec.buffer.capacity:
+            changes = {"max_ends": len(owner) - lanes}
+    expected = jax.eval_shape(lambda: spec.buffer.init(learned.item, **changes))
     leaves: list[jax.Array] = []
     for path, like in jax.tree.leaves_with_path(expected):
         tensor = tensors.get(_name(path))

@@ -101,6 +101,8 @@ class Writer:
                 before = contents.stored
                 stored = self._stored(function, name, items, batch)
                 change = self._as_stored(stored, given, feed_all, batch, time_major)
+                grown = contents.with_end_room(stored, options, time_major)
+                before, stored = grown if before is stored else before, grown
                 try:
                     with _words.of_torch(f"{NAME}.{function}"):
                         self._run(stored.backend, change)
@@ -123,7 +125,11 @@ class Writer:
         function = operation.__name__
         _tensors.check_torch(f"{NAME}.{function}")
         with self._contents.lock:
-            backend = self._contents.made(function).backend
+            stored = self._contents.made(function)
+            if operation is fbuf.end_episode:
+                ends = self._contents.end_room.all_ends(given["mask"])
+                stored = self._contents.with_end_room(stored, ends, time_major=False)
+            backend = stored.backend
             padded: dict[str, Any] = {}
             if isinstance(given.get("ids"), fbuf.Ids):
                 if _dtypes.x64():
