@@ -28,7 +28,8 @@ class Taken(NamedTuple):
         leaves: The leaves of the rows, `[B, ...]` each.
         following: The leaves of their next observations.
         terminated: float32 `[B]`; 1 for rows that terminated, else 0.
-        unknown: The rows whose next observation is not known, by their number in the batch.
+        unknown: The rows whose next observation is not known, by their number in the batch. In
+            its place is their own observation.
         ahead: Those that come after the newest row of the buffer. Nothing is known of them.
     """
 
@@ -108,6 +109,10 @@ class Transitions:
             self._put_kept(following, aside, place)
             # No row that ended an episode owns place 0, where -1 ends up.
             aside = aside[self._owner.take(place, mode="clip") != slot]
+        if aside.size:
+            own = self._rows.take(slots[aside], self._wanted)
+            for leaf, of_row in zip(following, own, strict=True):
+                leaf[aside] = of_row
         (near,) = (ages < ahead + self._lanes).nonzero()
         if near.size:
             known = ages[near] >= ahead

@@ -175,7 +175,7 @@ class NStep(View[NStepTransition[Any]]):
         # Where there is no step there may be no number either: 0 * nan would not be 0.
         reward = reward.reshape(same_episode.shape).astype(jnp.float32)
         gained = jnp.where(same_episode, reward * factor[None], 0)
-        # Of a masked draw not even its own step is in the sum.
+        # Not even the own step of a masked draw is in the sum.
         nothing = ~same_episode[:, 0] | (flags & TERMINATED > 0)
         discount = jnp.where(nothing, 0, gamma ** count.astype(jnp.float32))
         data = NStepTransition(

@@ -173,7 +173,7 @@ class Reader:
         Args:
             slots: The rows.
             flags: Their flags.
-            next_of: That of the view; None is that of the buffer.
+            next_of: The name that the view has; None is that of the buffer.
             own: The slots of the drawn rows, if they are others than `slots`.
 
         Returns:
@@ -189,7 +189,7 @@ class Reader:
             )
         where = kept.find(self.ring, slots, flags)
         self.reads.append(where.known)
-        # Slots are chosen before anything is read: to blank what was read would cost a pass over it.
+        # Slots are chosen before a row is read: to blank rows would be one more pass over them.
         meant = self.meant(where.known)
         own = slots if own is None else own
         following = jnp.where(meant, self.ring.later(slots, 1), own)
@@ -199,7 +199,7 @@ class Reader:
     def meant(self, known: jax.Array) -> jax.Array:
         """Return which draws `[B]` are meant, of those whose result is known.
 
-        Of steps `[B * T]` it is those that are known, for the mask is one of draws.
+        The mask is one of draws. So steps `[B * T]` are meant if they are known.
         """
         if self.mask is None or self.mask.shape != known.shape:
             return known

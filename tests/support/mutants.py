@@ -42,6 +42,9 @@ LED_TO = "test_transition.py", "every_row"
 LOST = "test_transition.py", "lost"
 N_STEP, SEQUENCE = ("test_views.py", "n_step"), ("test_views.py", "test_sequence")
 WINDOWED = "test_views.py", "test_window"
+MASKED = "test_masked.py", ""
+ENDS_ROOM, END_ROOM = ("test_ends_room.py", ""), ("test_end_room.py", "")
+NESTED, COPIED, WORDED = ("test_nested.py", ""), ("test_copies.py", ""), ("test_words.py", "")
 DRAWN_N = "test_views.py", "drawn_n or every_n"
 TARGETS = "test_targets.py", ""
 NEXT_OF_STEPS = "test_targets.py", "lost or crossing"
@@ -802,13 +805,71 @@ MUTANTS = [
     ),
     *of(
         "views/n_step.py",
-        ("jnp.where(flags & TERMINATED > 0, 0", "jnp.where(flags & 3 > 0, 0", "episode end", N_STEP),
+        ("(flags & TERMINATED > 0)", "(flags & 3 > 0)", "episode end", N_STEP),
         ("last = count[:, None] - 1", "last = count[:, None] * 0", "views", N_STEP),
         ("same_episode &= number < _drawn(", "same_episode &= number <= _drawn(", "views", DRAWN_N),
         ("jnp.int32(most - fewest + 1)", "jnp.int32(most - fewest)", "views", DRAWN_N),
         ("return fewest + random_bits", "return 1 + random_bits", "views", DRAWN_N),
         ("(same_episode, count, flags, known)", "(steps.same_episode, count, flags, known)", "views", DRAWN_N),
         ("return isinstance(self.n, tuple)", "return False", "views", DRAWN_N),
+        ("nothing = ~same_episode[:, 0] | ", "nothing = ", "mask", MASKED),
+        ("            same_episode &= reader.mask[:, None]\n", "            pass\n", "mask", MASKED),
+        ("            same_episode &= meant[:, None]\n", "", "mask", MASKED),
+        ("flags, self.next_of, slots)", "flags, self.next_of)", "mask", LED_TO),
+        ("count = jnp.where(meant, count, 1)", "pass", "mask", LED_TO),
+    ),
+    *of(
+        "views/hindsight.py",
+        ("            meant = reader.meant(known)\n", "            pass\n", "mask", MASKED),
+        ("            relabelled &= rows.each(meant)\n", "            pass\n", "mask", MASKED),
+    ),
+    *of(
+        "views/return_to_go.py",
+        ("        if mask is not None:\n", "        if False:\n", "mask", MASKED),
+    ),
+    *of(
+        "views/frame_stack.py",
+        ("        if reader.mask is not None:  # a", "        if False:  # a", "mask", MASKED),
+    ),
+    *of(
+        "views/window.py",
+        ("        if reader.mask is not None:  # a", "        if False:  # a", "mask", MASKED),
+    ),
+    *of(
+        "storage/ends_room.py",
+        ("(jnp.arange(room, dtype=jnp.int32)[:, None] - kept.cursor[:1]) % room", "jnp.arange(room, dtype=jnp.int32)[:, None] + kept.cursor[:1] * 0", "seam", ENDS_ROOM),
+        (" & (old_place[jnp.maximum(old_owner, 0)] == before)", "", "seam", ENDS_ROOM),
+        ("used &= ring.flags[inside] & REMOVED == 0", "pass", "mask", ENDS_ROOM),
+        ("room % more), turns]", "0), turns]", "seam", ENDS_ROOM),
+    ),
+    *of(
+        "../adapters/fbuf_adapters/pytorch/_end_room.py",
+        ("        if left < 0:\n", "        if False:\n", "adapters", END_ROOM),
+        ("        self._left = 0\n\n    def fits", "        pass\n\n    def fits", "adapters", END_ROOM),
+        ("        self.counts = False\n", "", "adapters", END_ROOM),
+        ("np.count_nonzero(ended & mask)", "np.count_nonzero(ended)", "adapters", END_ROOM),
+    ),
+    *of(
+        "../adapters/fbuf_adapters/pytorch/_containers.py",
+        ("(whole[key] if key else whole).names = names", "pass", "adapters", NESTED),
+        ("nodes.get(path, around)", "nodes.get(path, ((), ()))", "adapters", NESTED),
+    ),
+    *of(
+        "../adapters/fbuf_adapters/pytorch/_copies.py",
+        ("        vars(self).update(saved.get(\"attributes\", {}))\n", "", "adapters", COPIED),
+        ("_become(copy.deepcopy(self.__getstate__(), memo), ", "_become(self.__getstate__(), ", "adapters", COPIED),
+        ("self._become(saved, \"end\")", "self._become(saved, \"keep\")", "adapters", ("test_ends.py", "anew")),
+        ("copy.deepcopy(self.__getstate__(), memo), \"keep\")", "copy.deepcopy(self.__getstate__(), memo), \"end\")", "adapters", ("test_ends.py", "midst")),
+    ),
+    *of(
+        "../adapters/fbuf_adapters/pytorch/_from_state.py",
+        ("name in options and options[name] != made_with[name]", "False", "adapters", COPIED),
+        ("    refuse_consumed(\"from_state\", index)\n", "", "adapters", COPIED),
+    ),
+    *of(
+        "../adapters/fbuf_adapters/pytorch/_words.py",
+        ("if isinstance(getattr(fbuf, last, None), type) else said[begins.end() :]", "if True else said[begins.end() :]", "adapters", WORDED),
+        ("        if begins is None:\n", "        if False:\n", "adapters", WORDED),
     ),
     *of(
         "targets/steps.py",
@@ -878,7 +939,7 @@ MUTANTS = [
         "views/window.py",
         ("dtype=jnp.int32)[:, None] - 1", "dtype=jnp.int32)[:, None]", "episode end", WINDOWED),
         ("jnp.clip(wished, -before, ", "jnp.clip(wished, -before - 1, ", "episode end", WINDOWED),
-        ("valid[name] = there == wished", "valid[name] = there <= wished", "mask", WINDOWED),
+        ("valid[name] = found == wished", "valid[name] = found <= wished", "mask", WINDOWED),
         ("if self.pad == \"zero\":", "if False:", "views", WINDOWED),
         ("for offset in (0, *offsets)", "for offset in offsets", "views", WINDOWED),
         ("-min(every))[:, None]", "-min(every) - 1)[:, None]", "views", WINDOWED),
@@ -1438,9 +1499,7 @@ MUTANTS = [
     ),
     *of(
         "../adapters/fbuf_adapters/tensordict/_replay_buffer.py",
-        ("self._become(saved, \"end\")", "self._become(saved, \"keep\")", "adapters", ("test_ends.py", "anew")),
-        ("copy.deepcopy(self.__getstate__(), memo), \"keep\")", "copy.deepcopy(self.__getstate__(), memo), \"end\")", "adapters", ("test_ends.py", "midst")),
-        ("self._made_with[\"seed\"] = self.buffer.seed", "self._made_with[\"seed\"] = seed", "adapters", ("test_buffers.py", "without_a_seed")),
+        ("for name in (\"seed\", \"host\")}", "for name in (\"host\",)}", "adapters", ("test_buffers.py", "without_a_seed")),
     ),
     *of(
         "../adapters/fbuf_adapters/tensordict/_ends.py",
@@ -1708,7 +1767,9 @@ MUTANTS = [
         "../adapters/fbuf_adapters/tensordict/_codec.py",
         ("(weight, weight.clone())", "(weight, weight)", "tensors", free("dicts")),
         ("{key: _repeated(numbers, dims) for", "{key: numbers.reshape(-1, *[1] * len(dims)).expand(-1, *dims) for", "tensors", free("dims")),
-        ("dims])).apply(free)", "dims]))", "tensors", free("dicts")),
+        ("free(leaf.reshape((*slots.shape, *leaf.shape[1:])))", "leaf.reshape((*slots.shape, *leaf.shape[1:]))", "tensors", free("dicts")),
+        ("if path}\n            batch = _of_rows", "}\n            batch = _of_rows", "adapters", NESTED),
+        ("if self._of_form is not form:", "if self._of_form is None:", "adapters", NESTED),
         (".clone(memory_format=torch.contiguous_format)", "", "tensors", free("dims")),
     ),
     *of(

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import Any
 
 import jax
@@ -40,6 +40,10 @@ class Stored:
     learned: Learned
     backend: Backend
     blank: jax.Array | None
+
+
+class NoState(AttributeError, RuntimeError):
+    """There is no state to return, or none yet."""
 
 
 class Contents:
@@ -76,9 +80,8 @@ class Contents:
         if store is not None:
             self.stored = self._of_store(store, item)
         elif item is not None:
-            item, rebuild = _containers.plain(item)
-            self.rebuild += [] if rebuild is None else [rebuild]
-            self.stored = self.make(learn(where("__init__"), item))
+            self.rebuild += _containers.container_of(item, 0)
+            self.stored = self.make(learn(where("__init__"), _containers.plain(item)))
         else:  # a fault of the other arguments should be told now
             jax.eval_shape(self.empty_state)
 
@@ -104,7 +107,7 @@ class Contents:
         stored: Stored | None,
         stream: TensorStream,
         seed: int,
-        rebuild: list[_containers.Rebuild],
+        rebuild: list[_containers.Container],
     ) -> None:
         """Replace all of it; batches drawn ahead before are dropped."""
         before = self.stream
@@ -142,7 +145,32 @@ class Contents:
             size = self.made("__len__").backend.look(fbuf.size)
         return int(size)
 
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of the object, for a copy: with its seed, and in places of its own.
+
+        Rows that an opened store reads where they lie become rows in memory.
+        """
+        spec = self.spec
+        names = ("view", "batch_size", "int64", "transform", "pin_memory", "prefetch", "drop_last")
+        host = spec.on_host if spec.files is None else str(spec.files)
+        return {
+            **spec.buffer.options,
+            **{name: getattr(spec, name) for name in names},
+            "device": str(spec.device),
+            "to": None if spec.to is None else str(spec.to),
+            "seed": self.seed,
+            "host": host,
+        }
+
     # The rows, or an error.
+
+    @contextlib.contextmanager
+    def attribute(self) -> Generator[None]:
+        """Raise errors that `hasattr` and `getattr` know, in place of a `RuntimeError`."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise NoState(*error.args) from None
 
     def check_open(self, function: str) -> None:
         """Raise if the buffer is closed, or called where JAX cannot run."""

@@ -47,7 +47,7 @@ class Delivery:
         """Deliver as the arguments of the buffer say."""
         self._spec = spec
         self._of_items = spec.view == fbuf.Item()
-        self.rebuild: list[_containers.Rebuild] = []
+        self.rebuild: list[_containers.Container] = []
         """Makes items what they were, if they were no trees of JAX's."""
 
     def __call__(self, make: Callable[[], PackedBatch], waits: bool = False) -> Any:
@@ -83,7 +83,7 @@ class Delivery:
 
     def place(self, batch: Any) -> Any:
         """Return the batch where the user wants it."""
-        if self._spec.pin_memory:
+        if self._spec.pins:
             batch = map_tensors(batch, _pinned)
         if self._spec.to is not None:
             device = self._spec.to

@@ -23,7 +23,7 @@ from fbuf_adapters.pytorch._spec import Spec, where
 _FLAGS = ("terminated", "truncated")
 
 _TIMES = 4
-"""How much larger the room becomes at once. Each size of it compiles its own programs."""
+"""The factor by which the room grows. Each size of it compiles its own programs."""
 
 
 class EndRoom:
@@ -63,16 +63,19 @@ class EndRoom:
 
         Call it where `fits` has returned False. Where the room must not grow, it warns once.
         """
-        count, left = _exactly(flags, time_major), int(backend.look(free_for_ends))
+        try:
+            count = _exactly(flags, time_major)
+        except (RuntimeError, TypeError, ValueError):
+            return None  # the call itself says what is wrong with them
+        left = int(backend.look(free_for_ends))
         room = room_for_ends(backend.state)
         if room >= self._capacity:
             self._left = 2**62  # there is room for an end of each row
             return None
-        if count <= left:
-            # A margin, or each of the next calls might look again.
-            if left - count >= room // 16 or not self._grows:
-                self._left = left - count
-                return None
+        # With less than a margin each of the next calls might look again.
+        if left - count >= (room // 16 if self._grows else 0):
+            self._left = left - count
+            return None
         if not self._grows:
             self._warn(room)
             return None
@@ -119,9 +122,12 @@ _grown = jax.jit(_grown_next_obs, static_argnums=1)
 
 def _most(flag: Any) -> int:
     """Return a number of ends that flags do not exceed, without waiting for a GPU."""
-    if isinstance(flag, torch.Tensor):
+    if not isinstance(flag, torch.Tensor):
+        return int(np.count_nonzero(flag))
+    try:
         return int(torch.count_nonzero(flag)) if flag.is_cpu else flag.numel()
-    return int(np.count_nonzero(flag))
+    except RuntimeError:  # no tensor with memory
+        return flag.numel()
 
 
 def _exactly(flags: Mapping[str, Any], time_major: bool) -> int:

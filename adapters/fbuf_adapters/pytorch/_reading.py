@@ -27,7 +27,10 @@ def read_at(contents: Contents, where: str, index: Any) -> tuple[torch.Tensor, A
     """Return the slots that an index means, and the rows there, flat; see `__getitem__`."""
     with contents.lock:
         backend = contents.made("__getitem__").backend
-        slots = contents.calls.apart(lambda: _positions(backend.state, index))
+        try:
+            slots = contents.calls.apart(lambda: _positions(backend.state, index))
+        except IndexError as error:
+            raise IndexError(f"{where} {error}") from None
         read = functools.partial(_read, backend, slots.reshape(-1))
         data, there = _as_tensors(contents.calls.apart(read))
     if not bool(there.all()):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import numpy as np
 import torch
@@ -23,14 +23,17 @@ from fbuf.adapter_api import (
     stays_in_process,
 )
 from fbuf.host import HostStore
-from fbuf_adapters.pytorch import _modes, _reading, _snapshot
+from fbuf_adapters.pytorch import _from_state, _modes, _reading, _snapshot
 from fbuf_adapters.pytorch._contents import Contents
+from fbuf_adapters.pytorch._copies import Copied
 from fbuf_adapters.pytorch._spec import Spec, of_host, where
+from fbuf_adapters.pytorch._words import OF_TENSORS
 from fbuf_adapters.pytorch._writer import Writer
 
 
+@OF_TENSORS
 @fixed_arguments(beta="sample", alpha="update_priority")
-class ReplayBuffer:
+class ReplayBuffer(Copied):
     """Replay memory for PyTorch: an object that owns a `fbuf.State` and a random key.
 
     Arguments and methods mean what the functions of `fbuf` with the same names say; below is only
@@ -54,9 +57,10 @@ class ReplayBuffer:
     state from before the call or from after it. The next call of `sample` returns the batch that
     the broken one would have returned.
 
-    A buffer stays in the process that made it. It cannot be pickled or copied: give another buffer
-    its `state_dict()`. In a process that was forked off, such as a worker of a DataLoader, every
-    method raises.
+    A buffer stays in the process that made it, and `multiprocessing` refuses to send it. `pickle`,
+    `torch.save` and `copy.deepcopy` make copies, also within an agent: all but batches under way
+    that another thread is to be given. A pickle ends the open episodes, as `load_state_dict` does.
+    In a process that was forked off, such as a worker of a DataLoader, every method raises.
 
     Args:
         capacity: How many rows to keep. The first `add` allocates the memory.
@@ -79,7 +83,8 @@ class ReplayBuffer:
         transform: A function of a batch, a `fbuf.Sample` of tensors. `sample` returns what it
             returns, which may be anything but None. It must not call the buffer.
         pin_memory: Return batches in pinned memory, every tensor of them, so that copies to a GPU
-            need not wait. It comes after `transform`. For `device="cpu"`, on a machine with a GPU.
+            need not wait. It comes after `transform`. For `device="cpu"`. On a machine without a
+            GPU it does nothing, and warns once, as a `DataLoader` of torch does.
         to: The device to move every tensor of a batch to, for a learner on another device than the
             rows. The buffer accepts ids and priorities from there.
         prefetch: How many batches to keep ready. `sample` then draws a new batch, and returns the
@@ -99,8 +104,8 @@ class ReplayBuffer:
     Raises:
         ValueError: As `fbuf.init`. Also if you give `prefetch` without `batch_size`, or if an
             argument is out of range.
-        InteropError: If JAX or PyTorch cannot reach the device, or if there is no GPU to pin memory
-            for.
+        InteropError: If JAX or PyTorch cannot reach the device, or if `pin_memory` is given for
+            rows on a GPU.
 
     Cost: that of the function of `fbuf`, and a few microseconds for each tensor in or out.
 
@@ -165,6 +170,40 @@ class ReplayBuffer:
         )
         """The protocol for other adapters that build on this buffer."""
         self._writer = Writer(self.contents)
+
+    @classmethod
+    def from_state(cls, state: fbuf.State[Any] | HostStore[Any], **options: Any) -> Self:
+        """Make a buffer of a state: of `fbuf.load(path).state`, `fbuf.split`, `fbuf.init`.
+
+        It goes on in the midst of the open episodes. The buffer takes the state over, without a
+        copy: its first change consumes it, as a function of `fbuf` does. Copy it to keep it.
+
+        Args:
+            state: The state, or a `fbuf.host.HostStore`.
+            options: Arguments of the class. Those that the state was made with can be left out,
+                such as `capacity` and `sampler`. So can `device`: it is that of the state.
+
+        Returns:
+            The buffer.
+
+        Raises:
+            ValueError: If an option is not what the state was made with; the message has both
+                values. Also as the class.
+            InteropError: If `state` is something else. Also as the class.
+            RuntimeError: If `state` has been consumed.
+
+        Examples:
+            >>> import fbuf, jax.numpy as jnp
+            >>> from fbuf_adapters.pytorch import ReplayBuffer
+            >>> state = fbuf.add(fbuf.init({"x": jnp.zeros(2)}, 100), {"x": jnp.ones((10, 2))})
+            >>> buffer = ReplayBuffer.from_state(state, batch_size=4)
+            >>> len(buffer), buffer.sample().data["x"].shape
+            (10, torch.Size([4, 2]))
+        """
+        made = cls(**_from_state.arguments_of(where("from_state"), state, options))
+        if isinstance(state, fbuf.State):
+            _from_state.take_over(made.contents, state)
+        return made
 
     # Writing.
 
@@ -538,9 +577,10 @@ class ReplayBuffer:
         another state. In a program with threads, hold `lock` meanwhile.
 
         Raises:
-            RuntimeError: As `update_priority`. Also if the rows lie on the host.
+            RuntimeError: As `update_priority`. Also if the rows lie on the host. It is an
+                `AttributeError` as well, so that `hasattr(buffer, "state")` is False.
         """
-        with self.lock:
+        with self.contents.attribute(), self.lock:
             self.contents.check_on_device("state")
             return self.contents.made("state").backend.state
 
@@ -659,13 +699,21 @@ class ReplayBuffer:
         super().__init_subclass__(**options)
         stays_in_process(cls)
 
-    def __getstate__(self) -> Any:
-        """Refuse to be pickled or copied."""
-        raise TypeError(
-            f"{where('__getstate__')} a buffer cannot be pickled or copied, for it owns memory "
-            "and threads; make another with the same arguments, and give it this one's "
-            "state_dict()"
-        )
+    # Copies.
+
+    _own_attributes = frozenset(("contents", "_writer"))
+
+    def _lock_of_copies(self) -> threading.RLock:  # pyright: ignore[reportGeneralTypeIssues]
+        return self.lock
+
+    def _for_copies(self) -> dict[str, Any]:
+        contents = self.contents
+        return {"arguments": contents.arguments(), "containers": list(contents.rebuild)}
+
+    def _remake(self, made_with: dict[str, Any]) -> None:
+        # A derived class may have other arguments.
+        ReplayBuffer.__init__(self, **made_with["arguments"])
+        self.contents.rebuild += made_with["containers"]
 
 
 stays_in_process(ReplayBuffer)

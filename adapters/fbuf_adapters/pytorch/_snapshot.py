@@ -28,7 +28,7 @@ from fbuf.adapter_api import (
     with_new_tag,
 )
 from fbuf.host import HostStore
-from fbuf_adapters.pytorch import _containers, _dtypes, _tensor_json, _words
+from fbuf_adapters.pytorch import _containers, _dtypes, _tensor_json
 from fbuf_adapters.pytorch._contents import Contents
 from fbuf_adapters.pytorch._error import describe
 from fbuf_adapters.pytorch._from_torch import from_torch
@@ -170,11 +170,12 @@ def load(
 def _figures(contents: Contents) -> dict[str, Any]:
     """Return the figures of a run: all but its rows and its item."""
     waiting, turn = contents.stream.waiting()
-    stored = contents.stored
+    stored, container = contents.stored, next(iter(contents.rebuild), None)
     return {
         "version": VERSION,
         "made_with": _made_with(contents.spec),
-        "tensordict": contents.rebuild == [_containers.TENSORDICT],
+        "tensordict": container is not None and container.kind is None,
+        "nodes": [] if container is None else _containers.said(container.nodes),
         "seed": contents.seed,
         "key": jax.random.key_data(contents.stream.drawer.key),
         "turns": jnp.stack([*(batch.before for batch in waiting), turn]),
@@ -217,18 +218,17 @@ def _of_directory(
     sampler = spec.buffer.sampler
     given: dict[str, Any] = {"item": item, "sampler": sampler, "episodes": episodes}
     state: Any
-    with _words.of_torch(f"{NAME}.load"):
-        if spec.opens:
-            if fallback:
-                raise ValueError(
-                    f"{where('load')} fallback is True, but an opened store reads the newest "
-                    "checkpoint; use host=True"
-                )
-            state, whole = HostStore.open(path, **given)
-        elif spec.on_host:
-            state, whole = HostStore.load(path, files=spec.files, fallback=fallback, **given)
-        else:
-            state, whole = fbuf.load(path, fallback=fallback, **given)
+    if spec.opens:
+        if fallback:
+            raise ValueError(
+                f"{where('load')} fallback is True, but an opened store reads the newest "
+                "checkpoint; use host=True"
+            )
+        state, whole = HostStore.open(path, **given)
+    elif spec.on_host:
+        state, whole = HostStore.load(path, files=spec.files, fallback=fallback, **given)
+    else:
+        state, whole = fbuf.load(path, fallback=fallback, **given)
     if not isinstance(whole, dict) or _OF_DISK not in whole:
         raise fbuf.CheckpointError(
             f"{where('load')} fbuf.save has written {os.fspath(path)!r}, and no ReplayBuffer; use "
@@ -273,7 +273,10 @@ def _resumed(contents: Contents, function: str, run: _Saved) -> tuple[Any, ...]:
     stream = contents.stream.elsewhere(key, figures["turns"], ahead, list(figures["sizes"]))
     # Older figures have the seed in the last word of their key alone.
     seed = figures.get("seed", np.asarray(figures["key"]).reshape(-1)[-1])
-    rebuild = [_containers.TENSORDICT] if figures.get("tensordict") and not contents.rebuild else []
+    rebuild: list[_containers.Container] = []
+    if figures.get("tensordict") and not contents.rebuild:
+        nodes = _containers.heard(figures.get("nodes", []))  # older figures lack them
+        rebuild = [_containers.Container(None, nodes)]
     return stored, stream, int(seed), rebuild
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fbuf.adapter_api import BufferSpec, Sampler, View, check, local_path
+from fbuf.adapter_api import BufferSpec, Sampler, View, check, local_path, warn
 from fbuf.host import HostStore
 from fbuf_adapters.pytorch import _tensors
 from fbuf_adapters.pytorch._error import InteropError
@@ -76,16 +76,26 @@ class Spec:
                 f"{where('__init__')} prefetch needs a batch_size; give one to the buffer"
             )
         _ = self.jax_device  # a device that JAX cannot reach raises
-        if self.pin_memory and not (self.device.type == "cpu" and torch.cuda.is_available()):
+        if self.pin_memory and self.device.type != "cpu":
             raise InteropError(
-                f"{where('__init__')} pin_memory needs rows on the CPU (they are on "
-                f"{self.device}) and a GPU that PyTorch can use; leave it out"
+                f"{where('__init__')} pin_memory needs rows on the CPU, and they are on "
+                f"{self.device}; leave it out"
+            )
+        if self.pin_memory and not self.pins:
+            warn(
+                "fbuf_adapters: pin_memory=True does nothing, because PyTorch finds no GPU here; "
+                "batches lie in ordinary memory"
             )
 
     @functools.cached_property
     def jax_device(self) -> Any:
         """The device of JAX's that the rows lie on, or the index of rows on the host."""
         return _tensors.jax_device(self.device, where("__init__"))
+
+    @functools.cached_property
+    def pins(self) -> bool:
+        """Whether batches are returned in pinned memory; without a GPU there is none."""
+        return self.pin_memory and torch.cuda.is_available()
 
     @functools.cached_property
     def uses_gpu(self) -> bool:

@@ -50,7 +50,9 @@ def encode(where: str, value: Any) -> Any:
         return {"dtype": _name(value)}
     if is_tensordict(value):
         content = {key: value.get(key) for key in value.keys()}  # noqa: SIM118 (not a dict)
-        return {"tensordict": encode(where, content), "size": list(value.batch_size)}
+        size, names = list(value.batch_size), list(value.names or ())
+        made = {"tensordict": encode(where, content), "size": size}
+        return made | {"names": names} if any(names) and len(names) == len(size) else made
     if isinstance(value, Mapping):
         return {"dict": [each(pair) for pair in value.items()]}
     if type(value) in (list, tuple, torch.Size):
@@ -88,7 +90,9 @@ def decode(value: Any, device: torch.device) -> Any:
         case {"tensordict": content, "size": size}:
             from tensordict import TensorDict  # whoever saved one has it
 
-            return TensorDict(decode(content, device), batch_size=size, device=device)
+            names = value.get("names")
+            inside = decode(content, device)
+            return TensorDict(inside, batch_size=size, device=device, names=names)
         case {"dict": pairs}:
             return {decode(key, device): decode(one, device) for key, one in pairs}
         case {"list": values}:

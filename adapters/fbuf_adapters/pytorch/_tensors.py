@@ -24,6 +24,11 @@ def check(leaf: Any) -> None:
         )
     if leaf.is_quantized:
         raise InteropError("is quantised; take .dequantize(), or .int_repr() for the integers")
+    if _is_of_vmap(leaf):
+        raise InteropError(
+            "belongs to torch.func.vmap, which shows one row of a batch and has no memory for it; "
+            "call this outside of vmap, and give all rows at once to extend()"
+        )
     if leaf.is_meta or not _has_memory(leaf):
         raise InteropError(
             "has no memory to read: it is a meta or fake tensor, or belongs to torch.func; take "
@@ -46,6 +51,13 @@ def no_tensor(leaf: Any) -> InteropError:
             "is a TensorDict or a tensorclass inside of another tree; use .to_dict()"
         )
     return InteropError("is not a tensor; use torch.as_tensor")
+
+
+def _is_of_vmap(tensor: torch.Tensor) -> bool:
+    """Whether a tensor stands for one row of the batch of a `vmap`."""
+    # torch.func has no public name for the question.
+    told: Any = getattr(getattr(torch._C, "_functorch", None), "is_batchedtensor", None)  # pyright: ignore
+    return told is not None and bool(told(tensor))
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:

@@ -20,7 +20,6 @@ from fbuf_adapters.pytorch import (
     _taken,
     _tensors,
     _time_major,
-    _words,
 )
 from fbuf_adapters.pytorch._backend import Backend, Operation
 from fbuf_adapters.pytorch._contents import Contents, Stored
@@ -89,8 +88,8 @@ class Writer:
                 for rows, form in ((items, item), (next_observation, observed))
             )
             items, next_observation = self._stacked(item, items, next_observation, time_major)
-        items, rebuild = _containers.plain(items)
-        next_observation, _ = _containers.plain(next_observation)
+        given_items, items = items, _containers.plain(items)
+        next_observation = _containers.plain(next_observation)
         items = _taken.as_tensors(items, item)
         next_observation = _taken.as_tensors(next_observation, observed)
         given = {"items": items, "next_observation": next_observation, **options}
@@ -104,8 +103,7 @@ class Writer:
                 grown = contents.with_end_room(stored, options, time_major)
                 before, stored = grown if before is stored else before, grown
                 try:
-                    with _words.of_torch(f"{NAME}.{function}"):
-                        self._run(stored.backend, change)
+                    self._run(stored.backend, change)
                 except (ValueError, TypeError):
                     stored.learned.check_tree(where(function), name, items)
                     if not batch:
@@ -117,8 +115,8 @@ class Writer:
                 # A signal handler has called meanwhile, and may have added the first row.
                 if contents.stored is not None and contents.stored.backend is stored.backend:
                     break
-            if rebuild is not None and not contents.rebuild:
-                contents.rebuild.append(rebuild)
+            if not contents.rebuild:
+                contents.rebuild += _containers.container_of(given_items, batch + spec.lead)
 
     def change(self, operation: Operation, **given: Any) -> None:
         """Call a function of a state, and take its result for the state."""
@@ -136,8 +134,7 @@ class Writer:
                     given["ids"] = jax.tree.map(_short, given["ids"])
                 padded = self._sizes.fit_ids(function, given)
             feed_all = lambda given: convert(f"{NAME}.{function}", given, self._feed)
-            with _words.of_torch(f"{NAME}.{function}"):
-                self._run(backend, _Change(operation, given, padded, feed_all, operation))
+            self._run(backend, _Change(operation, given, padded, feed_all, operation))
 
     def _stacked(self, item: Any, items: list[Any], following: Any, time_major: bool) -> Any:
         """Return a list of items as a batch, and the next observations likewise."""

@@ -74,7 +74,8 @@ class Drawing(NamedTuple):
             "mask": batch.mask,
         }
         if self.gamma is not None:
-            found["discount"] = (self.gamma ** data.steps.astype(jnp.float32))[:, None]
+            discount = self.gamma ** data.steps.astype(jnp.float32)
+            found["discount"] = jnp.where(batch.mask, discount, 0)[:, None]
         if isinstance(self.view, fbuf.Hindsight):
             found["relabelled"] = data.relabelled
         if self.named:

@@ -6,13 +6,16 @@ import dataclasses
 import functools
 from typing import Any
 
+import jax
 import torch
 from tensordict import TensorDict, TensorDictBase
 
 import fbuf
+from fbuf_adapters.pytorch._containers import Nodes, built
 from fbuf_adapters.pytorch._unpack import free
 from fbuf_adapters.tensordict import _leaves
 from fbuf_adapters.tensordict._leaves import Form, Leaves
+from fbuf_adapters.tensordict._nodes import nodes_of_batch
 from fbuf_adapters.tensordict._run import Run
 from fbuf_adapters.tensordict._slices import Slices
 from fbuf_adapters.tensordict._transforms import TransformChain
@@ -48,6 +51,8 @@ class Codec:
         self._view = view
         self._given_device = torch.device(device)
         self._prioritized = sampler.keeps_priorities
+        self._of_form: Form | None = None
+        self._of_batch: Nodes = {}
         self.looks = self._given_device.type == "cpu" or _may_lack_rows(sampler, view)
 
     @functools.cached_property
@@ -73,7 +78,8 @@ class Codec:
             if not rows.count:
                 raise NothingToDraw(NOTHING)
             added = self._added(rows.slot, rows.generation, rows.weight)
-            batch = _of_rows(rows.data | added, torch.Size([rows.count]), self._device)
+            nodes = {path: axes for path, axes in (self.run.form.nodes or {}).items() if path}
+            batch = _of_rows(rows.data | added, torch.Size([rows.count]), nodes, self._device)
             marks = self.layout.marks(rows, batch)
         else:
             batch, added = self._as_viewed(sample, self.run.form)
@@ -99,7 +105,7 @@ class Codec:
         added = self._added(sample.ids.slot.long(), sample.ids.generation, sample.weight)
         if dims:
             added = {key: _repeated(numbers, dims) for key, numbers in added.items()}
-        batch = _of_rows(data | added, sample.mask.shape + dims, self._device)
+        batch = _of_rows(data | added, sample.mask.shape, self._nodes(form), self._device)
         if self.looks and not bool(sample.mask.all()):  # a short batch, as in TorchRL
             batch = batch[sample.mask]
             if not len(batch):
@@ -110,11 +116,17 @@ class Codec:
         """Return rows `[B]` that were read, in the shape of their slots, transformed."""
         assert self.run.form is not None
         data = _leaves.restored(data, self.run.form) if _leaves.moves_bits(self._view) else data
-        dims = self.run.form.dims
-        rows: Any = TensorDict(data, [slots.numel(), *dims], device=self._device)
-        rows = rows.reshape(torch.Size([*slots.shape, *dims])).apply(free)
+        dims, nodes = self.run.form.dims, self.run.form.nodes or {}
+        shaped = lambda leaf: free(leaf.reshape((*slots.shape, *leaf.shape[1:])))
+        rows = _of_rows(jax.tree.map(shaped, data), slots.shape, nodes, self._device)
         rows.set("index", _repeated(slots, dims).to(self._device))
         return self.transforms(rows)
+
+    def _nodes(self, form: Form) -> Nodes:
+        """Return the batch dimensions of the TensorDicts in a batch of the view."""
+        if self._of_form is not form:
+            self._of_form, self._of_batch = form, nodes_of_batch(self._view, form.nodes or {})
+        return self._of_batch
 
     def _added(
         self, slot: torch.Tensor, generation: torch.Tensor, weight: torch.Tensor
@@ -131,10 +143,12 @@ def _repeated(numbers: torch.Tensor, dims: torch.Size) -> torch.Tensor:
     return wide.clone(memory_format=torch.contiguous_format)
 
 
-def _of_rows(data: dict[Any, Any], size: torch.Size, device: torch.device) -> Any:
+def _of_rows(data: dict[Any, Any], lead: torch.Size, nodes: Nodes, device: torch.device) -> Any:
     """Return a TensorDict without checking its leaves: a check takes ten microseconds a leaf."""
-    # No public name of tensordict's leaves the check out.
-    return TensorDict._new_unsafe(data, size, device)  # pyright: ignore[reportPrivateUsage]
+    if not nodes or (len(nodes) == 1 and nodes.get(()) == ((), ())):
+        # No public name of tensordict's leaves the check out.
+        return TensorDict._new_unsafe(data, lead, device)  # pyright: ignore[reportPrivateUsage]
+    return built(data, lead, nodes, device)
 
 
 def _may_lack_rows(sampler: Any, view: Any) -> bool:

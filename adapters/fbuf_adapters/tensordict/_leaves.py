@@ -16,10 +16,8 @@ from tensordict import (
 
 import fbuf
 from fbuf_adapters.pytorch import InteropError, _dtypes
+from fbuf_adapters.pytorch._containers import Nodes, Path
 from fbuf_adapters.pytorch._unpack import free
-
-Path = tuple[str, ...]
-"""The parts of a key."""
 
 Leaves = dict[Path, torch.Tensor]
 """Tensors by key."""
@@ -38,23 +36,29 @@ class Form:
     Attributes:
         dtypes: The dtype of each leaf.
         dims: The batch dimensions within one item.
+        nodes: The batch dimensions of the TensorDicts in an item; None if they are not known yet.
+        is_stored: Whether the dtypes are those of stored rows, which nobody gave yet. The first
+            rows may then have dtypes that are stored as these.
     """
 
     dtypes: dict[Path, torch.dtype]
     dims: torch.Size
+    nodes: Nodes | None = None
+    is_stored: bool = False
 
 
-def form_of(item: Any) -> Form:
-    """Return the form of items that are stored as this tree of arrays."""
+def form_of(item: Any, begins: str) -> Form:
+    """Return the form of items that are stored as this tree of arrays; errors begin like this."""
     leaves = jax.tree.leaves_with_path(item)
     if not isinstance(item, dict) or any(not hasattr(k, "key") for path, _ in leaves for k in path):
         raise InteropError(
-            "fbuf_adapters.tensordict.TensorDictReplayBuffer.__init__: host has items that are not "
-            f"dicts of dicts: {item}; use fbuf_adapters.pytorch.ReplayBuffer"
+            f"{begins} has items that are not dicts of dicts: {item}; use "
+            "fbuf_adapters.pytorch.ReplayBuffer"
         )
     return Form(
         {tuple(k.key for k in path): _dtypes.to_torch(leaf.dtype) for path, leaf in leaves},
         torch.Size(),
+        is_stored=True,
     )
 
 
@@ -68,6 +72,7 @@ def path_of(key: str | tuple[Any, ...]) -> Path:
 def leaves_of(where: str, data: TensorDictBase, form: Form | None) -> Leaves:
     """Return the leaves to be stored, by key; raise if a buffer of this form cannot store one."""
     leaves: Leaves = {}
+    is_stored = form is not None and form.is_stored
     whole = data if type(data) is TensorDict else data.contiguous()  # such as a lazy stack
     for key, leaf in whole.items(True, True, is_leaf=is_leaf_nontensor):
         path = key if isinstance(key, tuple) else (key,)
@@ -79,12 +84,17 @@ def leaves_of(where: str, data: TensorDictBase, form: Form | None) -> Leaves:
             wrong = "is no tensor; leave it out"
         elif leaf.requires_grad:
             wrong = "requires grad, which JAX does not track; use .detach()"
-        elif known not in (None, leaf.dtype):
+        elif known not in (None, leaf.dtype) and not (is_stored and _fits(leaf, known)):
             wrong = f"is {leaf.dtype}, but was {known} in the first call; use .to({known})"
         if wrong is not None:
             raise InteropError(f"{where}: data[{key!r}] {wrong}")
         leaves[path] = leaf
     return leaves
+
+
+def _fits(leaf: torch.Tensor, stored: torch.dtype) -> bool:
+    """Return whether the numbers of a leaf are stored in a dtype, such as int64 in int32."""
+    return leaf.dtype not in WIDE and _dtypes.to_torch(_dtypes.stored(leaf.dtype)) == stored
 
 
 def moves_bits(view: Any) -> bool:

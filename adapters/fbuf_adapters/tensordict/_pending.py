@@ -9,12 +9,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 
 from fbuf.adapter_api import Episodes
+from fbuf_adapters.pytorch._containers import described, restored
 
-Pending = tuple[list[int], str, dict[str, Any]] | None
-"""The batch size, the device and the content of pending rows; `torch.load` reads all of these."""
+Pending = tuple[list[int], str, dict[str, Any], list[Any]] | None
+"""The batch size, the device, the content and the axes of pending rows, as `torch.load` reads them.
+"""
 
 
 def saved(transforms: Iterable[Any]) -> list[Pending]:
@@ -53,13 +55,14 @@ def _is_multi_step(kind: type) -> bool:
 def _copied(rows: TensorDictBase) -> Pending:
     """Return a copy: the rows are a view of a batch, all of which `torch.save` would write."""
     device = next((leaf.device for leaf in rows.values(True, True)), torch.device("cpu"))
-    return list(rows.batch_size), str(device), rows.clone().cpu().to_dict()
+    size, content, nodes = described(rows.clone().cpu())
+    return size, str(device), content, nodes
 
 
-def _made(size: Sequence[int], device: str, content: dict[str, Any]) -> TensorDictBase:
+def _made(size: Sequence[int], device: str, content: dict[str, Any], *nodes: Any) -> TensorDictBase:
     """Return the rows on their device, or on CPU if there is no such device any more."""
     there = device == "cpu" or torch.accelerator.is_available()
-    rows = TensorDict(content, batch_size=list(size)).clone()
+    rows = restored((size, content, *nodes)).clone()
     return rows.to(device if there else "cpu").clear_device_()
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
-import io
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, NoReturn, cast
+from typing import Any, Literal, NoReturn, Self, cast
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -21,17 +19,17 @@ from fbuf.adapter_api import (
     Sampler,
     View,
     check,
-    check_stays_in_process,
     fixed_arguments,
     stays_in_process,
 )
 from fbuf.host import HostStore
-from fbuf_adapters.pytorch import InteropError, ReplayBuffer, _listed, _reading
+from fbuf_adapters.pytorch import InteropError, ReplayBuffer, _from_state, _listed, _reading
+from fbuf_adapters.pytorch._copies import Copied
 from fbuf_adapters.tensordict import _leaves, _slices, _snapshot, _torchrl_names
 from fbuf_adapters.tensordict._codec import NAME, NOTHING, Codec, NothingToDraw
 from fbuf_adapters.tensordict._ends import Ends
 from fbuf_adapters.tensordict._run import Run
-from fbuf_adapters.tensordict._words import of_tensordicts
+from fbuf_adapters.tensordict._words import OF_TENSORDICTS
 from fbuf_adapters.tensordict._writer import Writer
 
 Key = str | tuple[str, ...]
@@ -40,8 +38,9 @@ _SHARED = inspect.signature(ReplayBuffer).parameters
 """Arguments that go on to the buffer of tensors, if both buffers have them."""
 
 
+@OF_TENSORDICTS
 @fixed_arguments()
-class TensorDictReplayBuffer:
+class TensorDictReplayBuffer(Copied):
     """A replay buffer for TorchRL programs: change the constructor, and nothing else.
 
     The class has the methods of `torchrl.data.TensorDictReplayBuffer`, and takes and returns the
@@ -146,7 +145,6 @@ class TensorDictReplayBuffer:
     """
 
     @_torchrl_names.refuses_torchrl
-    @of_tensordicts
     def __init__(
         self,
         capacity: int,
@@ -178,17 +176,60 @@ class TensorDictReplayBuffer:
         # Raise before the buffer is made, because it keeps the HostStore for good.
         check.instance("TensorDictReplayBuffer", "sampler", sampler, Sampler, "fbuf.Uniform()")
         ends = Ends(traj_key, end_keys, init_key, num_envs, autoreset, sampler, view)
-        self._run = Run(form=_leaves.form_of(host.item) if isinstance(host, HostStore) else None)
+        self._run = Run(
+            form=_leaves.form_of(host.item, f"{where}: host")
+            if isinstance(host, HostStore)
+            else None
+        )
         self._codec = Codec(self._run, sampler, view, layout, device)
         shared = {name: value for name, value in self._made_with.items() if name in _SHARED}
         shared |= {"batch_size": self._draws("__init__", batch_size)}
         self.buffer = ReplayBuffer(**shared, transform=self._codec.batch)
-        self._made_with["seed"] = self.buffer.seed  # a copy draws none from the generator
+        # A copy draws no seed from the generator, and its rows lie in places of its own.
+        of_buffer = self.buffer.contents.arguments()
+        self._made_with |= {name: of_buffer[name] for name in ("seed", "host")}
         self._writer = Writer(self.buffer, self._codec, ends, priority_key)
         self._iterator: Iterator[TensorDictBase] | None = None
         self._next_lock = threading.Lock()
         if transform is not None:
             self.append_transform(transform)
+
+    @classmethod
+    def from_state(cls, state: fbuf.State[Any] | HostStore[Any], **options: Any) -> Self:
+        """Make a buffer of a state: of `fbuf.load(path).state`, `fbuf.split`, `fbuf.init`.
+
+        The items must be dicts, whose leaves come back in the dtypes that the state stores. The
+        buffer takes the state over; see `fbuf_adapters.pytorch.ReplayBuffer.from_state`.
+
+        Args:
+            state: The state, or a `fbuf.host.HostStore`.
+            options: Arguments of the class. Those that the state was made with can be left out.
+
+        Returns:
+            The buffer.
+
+        Raises:
+            ValueError: As there. Also if the state has `next_of` or `lockstep=False`, which this
+                class lacks.
+            InteropError: As there. Also if the items are no dicts.
+            RuntimeError: If `state` has been consumed.
+        """
+        begins = f"{NAME}.from_state:"
+        found = _from_state.arguments_of(begins, state, options)
+        for name, value in (("next_of", None), ("lockstep", True)):
+            if (own := found.pop(name)) != value:
+                raise ValueError(
+                    f"{begins} the state has {name}={own!r}, which this class lacks; use "
+                    "fbuf_adapters.pytorch.ReplayBuffer.from_state"
+                )
+        found.pop("max_ends", None)
+        if isinstance(state, HostStore):
+            return cls(**found)
+        form = _leaves.form_of(state.storage.item, f"{begins} state")
+        made = cls(**found)
+        _from_state.take_over(made.buffer.contents, state)
+        made._run.form, made._run.write_count = form, len(made)
+        return made
 
     # Writing.
 
@@ -218,7 +259,6 @@ class TensorDictReplayBuffer:
         slots = self.extend(data.unsqueeze(0))
         return int(slots[0]) if len(slots) else -1
 
-    @of_tensordicts
     def extend(self, data: Any, *, update_priority: bool | None = None) -> torch.Tensor:
         """Add a batch of items.
 
@@ -249,7 +289,6 @@ class TensorDictReplayBuffer:
         take_priority = update_priority is not False
         return self._writer.extend(data, take_priority=take_priority, check_order=True)
 
-    @of_tensordicts
     def update_priority(self, index: Any, priority: Any) -> None:
         """Give rows new priorities, by slot.
 
@@ -268,7 +307,6 @@ class TensorDictReplayBuffer:
         """
         self._writer.update_slots(index, priority)
 
-    @of_tensordicts
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """Set the priorities of drawn rows to the numbers in `data` under the priority key.
 
@@ -289,7 +327,6 @@ class TensorDictReplayBuffer:
         """
         self._writer.update_rows(data)
 
-    @of_tensordicts
     def end_episode(self, mask: Any = None) -> None:
         """End the open episodes: call this when you reset environments and no row shows the end.
 
@@ -305,7 +342,6 @@ class TensorDictReplayBuffer:
         """
         self.buffer.end_episode(mask)
 
-    @of_tensordicts
     def empty(self, empty_write_count: bool = True) -> None:
         """Remove all rows.
 
@@ -322,7 +358,6 @@ class TensorDictReplayBuffer:
 
     # Sampling.
 
-    @of_tensordicts
     def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
         """Draw a batch.
 
@@ -383,19 +418,16 @@ class TensorDictReplayBuffer:
                 self._iterator = None
             return batch
 
-    @of_tensordicts
     def can_sample(self, batch_size: int | None = None) -> bool:
         """Return whether there is a row to draw; `batch_size` does not matter."""
         return self.buffer.can_sample()
 
     # Reading.
 
-    @of_tensordicts
     def __len__(self) -> int:
         """Count the rows, without removed rows."""
         return len(self.buffer)
 
-    @of_tensordicts
     def __getitem__(self, index: Any) -> Any:
         """Read rows by position, as in TorchRL: position 0 is slot 0, not the oldest row.
 
@@ -449,7 +481,6 @@ class TensorDictReplayBuffer:
         for slots, data in _reading.read_episodes(self.buffer.contents):
             yield self._codec.rows(data, slots)
 
-    @of_tensordicts
     def stats(self, *, detailed: bool = False) -> dict[str, float]:
         """Return figures for a log: the figures of `fbuf.stats`, `write_count` and `utilization`.
 
@@ -460,7 +491,6 @@ class TensorDictReplayBuffer:
         share = figures["size"] / self.capacity
         return {**figures, "write_count": self.write_count, "utilization": share}
 
-    @of_tensordicts
     def raise_on_fault(self) -> None:
         """Raise if a bad value was skipped; see `fbuf.raise_on_fault`.
 
@@ -529,7 +559,6 @@ class TensorDictReplayBuffer:
 
     # Saving.
 
-    @of_tensordicts
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state of the buffer; see `ReplayBuffer.state_dict`.
 
@@ -538,7 +567,6 @@ class TensorDictReplayBuffer:
         """
         return _snapshot.state_dict(self.buffer, self._codec)
 
-    @of_tensordicts
     def load_state_dict(self, state_dict: dict[str, Any], *, episodes: Episodes = "end") -> None:
         """Load the result of `state_dict`; see `ReplayBuffer.load_state_dict`.
 
@@ -553,7 +581,6 @@ class TensorDictReplayBuffer:
         """
         _snapshot.load_state_dict(self.buffer, self._codec, state_dict, episodes)
 
-    @of_tensordicts
     def dumps(self, path: str | os.PathLike[str], *, extra: Any = None) -> None:
         """Save the buffer to a directory, as `fbuf.save` does; see `ReplayBuffer.save`.
 
@@ -567,7 +594,6 @@ class TensorDictReplayBuffer:
         """
         _snapshot.save(self.buffer, self._codec, path, extra)
 
-    @of_tensordicts
     def loads(self, path: str | os.PathLike[str], *, episodes: Episodes = "end") -> Any:
         """Load a directory that `dumps` wrote; see `ReplayBuffer.load`.
 
@@ -600,43 +626,22 @@ class TensorDictReplayBuffer:
         super().__init_subclass__(**options)
         stays_in_process(cls)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what `pickle` and `copy.deepcopy` need: the arguments, transforms and contents.
+    # Copies.
 
-        Raises:
-            TypeError: If `multiprocessing` is about to send the buffer to another process.
-        """
-        check_stays_in_process(self)
-        saved = io.BytesIO()  # pickle cannot read tensors of unsigned integers back
-        with self.buffer.lock:
-            torch.save(self.state_dict(), saved)
-            transforms = self._codec.transforms.all
-        return {
-            "made_with": self._made_with,
-            "transforms": transforms,
-            "state": saved.getvalue(),
-        }
+    _own_attributes = frozenset(
+        ("_made_with", "_batch_size", "_run", "_codec", "buffer", "_writer", "_iterator")
+    ) | {"_next_lock"}
 
-    def __setstate__(self, saved: dict[str, Any]) -> None:
-        """Make the same buffer in memory of its own, and end the open episodes as `loads` does."""
-        self._become(saved, "end")
+    def _lock_of_copies(self) -> threading.RLock:  # pyright: ignore[reportGeneralTypeIssues]
+        return self.buffer.lock
 
-    def __copy__(self) -> TensorDictReplayBuffer:
-        """Return a copy of the buffer, in the midst of the same episodes."""
-        other = type(self).__new__(type(self))
-        other._become(self.__getstate__(), "keep")
-        return other
+    def _for_copies(self) -> dict[str, Any]:
+        return {"arguments": self._made_with, "transforms": self._codec.transforms.all}
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> TensorDictReplayBuffer:
-        """Return a copy of the buffer, in the midst of the same episodes, and of its transforms."""
-        other = memo[id(self)] = type(self).__new__(type(self))
-        other._become(copy.deepcopy(self.__getstate__(), memo), "keep")
-        return other
-
-    def _become(self, saved: dict[str, Any], episodes: Episodes) -> None:
-        self.__init__(**saved["made_with"])
-        self._codec.transforms.all = saved["transforms"]
-        self.load_state_dict(torch.load(io.BytesIO(saved["state"])), episodes=episodes)
+    def _remake(self, made_with: dict[str, Any]) -> None:
+        # A derived class may have other arguments.
+        TensorDictReplayBuffer.__init__(self, **made_with["arguments"])
+        self._codec.transforms.all = made_with["transforms"]
 
     def __getattr__(self, name: str) -> NoReturn:
         """Explain what replaces an attribute that only TorchRL's buffers have."""

@@ -8,11 +8,10 @@ from collections.abc import Generator
 from typing import Any
 
 import torch
-from tensordict import TensorDict
 
 import fbuf
 from fbuf.adapter_api import Episodes
-from fbuf_adapters.pytorch import ReplayBuffer, _snapshot
+from fbuf_adapters.pytorch import ReplayBuffer, _containers, _snapshot
 from fbuf_adapters.tensordict import _pending
 from fbuf_adapters.tensordict._codec import NAME, Codec
 from fbuf_adapters.tensordict._leaves import Form
@@ -23,7 +22,7 @@ def state_dict(buffer: ReplayBuffer, codec: Codec) -> dict[str, Any]:
     with buffer.lock:
         saved = buffer.state_dict()
         # By default torch.load reads dicts, but no TensorDicts.
-        saved["ahead"] = [(list(b.batch_size), b.to_dict()) for b in saved["ahead"]]
+        saved["ahead"] = [_containers.described(batch) for batch in saved["ahead"]]
         return {"buffer": saved, **_figures(codec)}
 
 
@@ -35,9 +34,7 @@ def load_state_dict(
         _check_transforms("load_state_dict", codec, saved)
         rows = dict(saved["buffer"])
         device = buffer.contents.spec.device
-        rows["ahead"] = [
-            TensorDict(batch, batch_size=size, device=device) for size, batch in rows["ahead"]
-        ]
+        rows["ahead"] = [_containers.restored(batch, device) for batch in rows["ahead"]]
         resume = lambda: stack.enter_context(_resumed(codec, saved, episodes))
         _snapshot.load_state_dict(buffer.contents, rows, episodes, resume)
 
@@ -81,6 +78,7 @@ def _figures(codec: Codec) -> dict[str, Any]:
     return {
         "dtypes": dict(run.form.dtypes) if run.form else {},
         "item_dims": list(run.form.dims) if run.form else [],
+        "nodes": _containers.said(run.form.nodes) if run.form and run.form.nodes else None,
         "alpha": run.alpha,
         "beta": run.beta,
         "write_count": run.write_count,
@@ -90,7 +88,13 @@ def _figures(codec: Codec) -> dict[str, Any]:
 
 
 def _check_transforms(function: str, codec: Codec, saved: dict[str, Any]) -> None:
-    """Raise if the buffer has another number of transforms."""
+    """Raise if figures are missing, or if the buffer has another number of transforms."""
+    needed = {"dtypes", "item_dims", "alpha", "beta", "write_count", "transforms"}
+    if missing := sorted(needed - saved.keys()):
+        raise ValueError(
+            f"{NAME}.{function}: state_dict is incomplete: it lacks {missing}; give what "
+            "state_dict() of such a buffer returned"
+        )
     count, own = len(saved["transforms"]), len(codec.transforms.all)
     if count != own:
         raise ValueError(
@@ -120,9 +124,10 @@ def _resumed(codec: Codec, saved: dict[str, Any], episodes: Episodes) -> Generat
         transforms.load(before)
         _pending.load(transforms.all, held, "keep")
         raise
-    dtypes = dict(saved["dtypes"])
+    dtypes, nodes = dict(saved["dtypes"]), saved.get("nodes")  # older figures lack the nodes
+    axes = None if nodes is None else _containers.heard(nodes)
     codec.run.__dict__.update(  # one instruction, which no exception can cut in two
-        form=Form(dtypes, torch.Size(saved["item_dims"])) if dtypes else None,
+        form=Form(dtypes, torch.Size(saved["item_dims"]), axes) if dtypes else None,
         alpha=saved["alpha"],
         beta=saved["beta"],
         write_count=saved["write_count"],

@@ -9,6 +9,7 @@ from tensordict import TensorDictBase
 
 import fbuf
 from fbuf_adapters.pytorch import InteropError, ReplayBuffer
+from fbuf_adapters.pytorch._containers import nodes_of
 from fbuf_adapters.pytorch._sizes import next_step
 from fbuf_adapters.tensordict import _leaves, _slices
 from fbuf_adapters.tensordict._codec import NAME, Codec
@@ -102,9 +103,8 @@ class Writer:
             # If the rows cannot be added after this, an episode has been cut, and nothing else.
             self._buffer.end_episode(ends.before)
         known = run.form
-        run.form = known or Form(
-            {key: leaf.dtype for key, leaf in leaves.items()}, data.batch_size[len(lead) :]
-        )
+        if known is None or known.nodes is None:
+            run.form = _form_of(leaves, data, len(lead), known)
         try:
             self._buffer.extend(
                 self._codec.items(leaves),
@@ -221,3 +221,14 @@ class Writer:
             self._buffer.update_priority(ids, priority, alpha=self._run.alpha)
             if current:
                 self._run.seen = self._buffer.contents.stamp
+
+
+def _form_of(leaves: _leaves.Leaves, data: TensorDictBase, lead: int, known: Form | None) -> Form:
+    """Return the form of items, of the first ones; some of it may be known from elsewhere."""
+    nodes = nodes_of(data, lead)
+    if known is None:
+        dtypes = {key: leaf.dtype for key, leaf in leaves.items()}
+        return Form(dtypes, data.batch_size[lead:], nodes)
+    dtypes = {key: leaf.dtype for key, leaf in leaves.items()} if known.is_stored else known.dtypes
+    # Rows that were read without their dimensions go on like that.
+    return Form(dtypes, known.dims, nodes | {(): (tuple(known.dims), ())})

@@ -6,9 +6,9 @@ import warnings
 
 import pytest
 import torch
+from fbuf_adapters.pytorch import ReplayBuffer
 
 import fbuf
-from fbuf_adapters.pytorch import ReplayBuffer
 
 ITEM = {"observation": torch.zeros(9000), "reward": torch.tensor(0.0)}
 """Wide enough for the default room to be a sixteenth of the capacity."""

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import collections
-import copy
 import dataclasses
 import gc
 import os
-import pickle
 import signal
 import threading
 import time
@@ -404,7 +402,7 @@ def test_other_arguments_are_refused_by_name_too():
 
 
 def test_constructor():
-    with pytest.raises(ValueError, match=r"fbuf\.init: capacity"):
+    with pytest.raises(ValueError, match=r"ReplayBuffer\.__init__: capacity"):
         ReplayBuffer(0)
     with pytest.raises(ValueError, match=r"capacity must be a multiple of num_envs"):
         ReplayBuffer(7, num_envs=2)
@@ -417,7 +415,7 @@ def test_constructor():
     with pytest.raises(InteropError, match=r"device cuda:99 must be one that both libraries reach"):
         ReplayBuffer(4, device="cuda:99")
     if not torch.cuda.is_available():
-        with pytest.raises(InteropError, match=r"pin_memory needs .* a GPU"):
+        with pytest.warns(UserWarning, match=r"pin_memory=True does nothing, because .* no GPU"):
             ReplayBuffer(4, pin_memory=True)
 
 
@@ -652,12 +650,6 @@ def test_where_the_rows_lie_is_one_of_a_few():
     for host in (None, 1, 0.0):
         with pytest.raises(TypeError, match="host must be True, False, a directory or a HostStore"):
             ReplayBuffer(8, host=host)
-
-
-@pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
-def test_a_buffer_cannot_be_copied_and_says_what_to_do(copied):
-    with pytest.raises(TypeError, match=r"state_dict\(\)"):
-        copied(ReplayBuffer(4))
 
 
 # Python, JAX and torch warn of what is tried here.

@@ -1,0 +1,88 @@
+"""The arguments of an object that takes over a state or a store made elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import fbuf
+from fbuf.adapter_api import refuse_consumed, room_for_ends
+from fbuf.host import HostStore
+from fbuf_adapters.pytorch._contents import Contents
+from fbuf_adapters.pytorch._error import InteropError
+from fbuf_adapters.pytorch._item import learn
+from fbuf_adapters.pytorch._spec import where
+
+
+def arguments_of(begins: str, state: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of an object with these options, for a state or a store.
+
+    Raises:
+        InteropError: If it is neither.
+        ValueError: If an option is not what the state was made with.
+    """
+    store = state if isinstance(state, HostStore) else None
+    index: Any = state if store is None else store.contents.index
+    if not isinstance(index, fbuf.State):
+        raise InteropError(f"{begins} state {_advice(state)}")
+    refuse_consumed("from_state", index)
+    if index.ring.cursor.ndim != 2:
+        raise InteropError(
+            f"{begins} state is a batch of {index.ring.cursor.shape[:-2]} buffers; take one of "
+            "them with jax.tree.map(lambda leaf: leaf[0], state)"
+        )
+    if "item" in options:
+        raise ValueError(f"{begins} item is what the state says itself; leave it out")
+    made_with = _made_with(index)
+    differ = [name for name in made_with if name in options and options[name] != made_with[name]]
+    if differ:
+        said = ", ".join(f"{n}={options[n]!r}, but the state has {made_with[n]!r}" for n in differ)
+        raise ValueError(f"{begins} {said}; leave out what the state says itself")
+    if not options.get("host", store) and "max_ends" not in options:
+        del made_with["max_ends"]  # so that the room may grow
+    found = made_with | dict(options)
+    if store is not None:
+        if options.get("host", store) is not store:
+            raise ValueError(
+                f"{begins} host={options['host']!r}, but the rows of this store stay where they "
+                "are; leave host out"
+            )
+        return found | {"host": store}
+    if "device" not in found:
+        (device,) = index.fault.devices()
+        gpu = f"cuda:{device.local_hardware_id}"
+        found["device"] = "cpu" if device.platform == "cpu" else gpu
+    return found
+
+
+def take_over(contents: Contents, state: fbuf.State[Any]) -> None:
+    """Have empty contents go on with a state, which is theirs from then on."""
+    learned = learn(where("from_state"), state.storage.item)
+    with contents.lock:
+        written = bool(int(state.ring.count()))
+        contents.stored = contents.calls.apart(lambda: contents.make(learned, state, written))
+
+
+def _made_with(state: fbuf.State[Any]) -> dict[str, Any]:
+    """Return the arguments that a state was made with, without its item."""
+    ring, kept = state.ring, state.next_obs
+    return {
+        "capacity": state.capacity,
+        "sampler": state.sampler,
+        "num_envs": ring.num_envs,
+        "autoreset": ring.autoreset,
+        "lockstep": ring.lockstep,
+        "next_of": None if kept is None else kept.field,
+        "max_ends": None if kept is None else room_for_ends(state),
+    }
+
+
+def _advice(given: Any) -> str:
+    name = type(given).__name__
+    if isinstance(getattr(given, "state", None), fbuf.State):
+        return f"is a {name}; give its .state"
+    if isinstance(given, tuple | list):
+        return f"is a {name} of several; make a buffer of each"
+    if name == "ShardedState":
+        return "lies over a mesh; use the functions of fbuf.sharded, and to_torch for its batches"
+    return f"must be a fbuf.State or a HostStore, got {name}; make one with fbuf.init"
