@@ -27,6 +27,7 @@ from fbuf.doctor.opened import Part
 from fbuf.doctor.opened import opened as opened_for_report
 from fbuf.host.programs import batch_of as build_host_batch
 from fbuf.host.transitions import Transitions as HostTransitions
+from fbuf.ops.ends_room import free_for_ends, room_for_ends, with_room_for_ends
 from fbuf.ops.resume import Episodes, resumed
 from fbuf.ops.resume import check as check_episodes
 from fbuf.ops.sample import planned as plan_draws
@@ -41,7 +42,6 @@ from fbuf.runtime.wait import steps as waiting_steps
 from fbuf.runtime.wait import wait as wait_for
 from fbuf.samplers import Draw, Sampler
 from fbuf.samplers.random_bits import fold_in
-from fbuf.storage.ends_room import free_for_ends, room_for_ends, with_room_for_ends
 from fbuf.storage.episodes import Autoreset
 from fbuf.storage.ids import NO_SLOT
 from fbuf.storage.layout import Layout

@@ -836,7 +836,7 @@ MUTANTS = [
         ("        if reader.mask is not None:  # a", "        if False:  # a", "mask", MASKED),
     ),
     *of(
-        "storage/ends_room.py",
+        "ops/ends_room.py",
         ("(jnp.arange(room, dtype=jnp.int32)[:, None] - kept.cursor[:1]) % room", "jnp.arange(room, dtype=jnp.int32)[:, None] + kept.cursor[:1] * 0", "seam", ENDS_ROOM),
         (" & (old_place[jnp.maximum(old_owner, 0)] == before)", "", "seam", ENDS_ROOM),
         ("used &= ring.flags[inside] & REMOVED == 0", "pass", "mask", ENDS_ROOM),

@@ -9,7 +9,7 @@ import pytest
 from support import programs
 
 import fbuf
-from fbuf.storage.ends_room import free_for_ends, room_for_ends, with_room_for_ends
+from fbuf.ops.ends_room import free_for_ends, room_for_ends, with_room_for_ends
 
 ITEM = {"observation": jnp.int32(0)}
 LANES, STEPS = 2, 12
