@@ -90,9 +90,13 @@ def decode(value: Any, device: torch.device) -> Any:
         case {"tensordict": content, "size": size}:
             from tensordict import TensorDict  # whoever saved one has it
 
-            names = value.get("names")
             inside = decode(content, device)
-            return TensorDict(inside, batch_size=size, device=device, names=names)
+            named = {key: node.names for key, node in inside.items() if is_tensordict(node)}
+            made = TensorDict(inside, batch_size=size, device=device, names=value.get("names"))
+            for key, names in named.items():  # which they lose in another TensorDict
+                if any(names):
+                    made[key].names = names
+            return made
         case {"dict": pairs}:
             return {decode(key, device): decode(one, device) for key, one in pairs}
         case {"list": values}:

@@ -115,6 +115,7 @@ def test_copies_and_files(tmp_path):
     loaded = TensorDictReplayBuffer(32, batch_size=8, prefetch=2)
     loaded.load_state_dict(state, episodes="keep")
     for copied in (again, loaded, copy.deepcopy(rb), pickle.loads(pickle.dumps(rb))):
+        assert len(copied.buffer.contents.stream.waiting()[0]) == 2
         for _ in range(3):  # those drawn ahead come first
             check(copied.sample(), 8)
         check(copied[:], 16)
