@@ -26,8 +26,8 @@ from fbuf.host.checkpoint_rows import SavedRows
 from fbuf.host.next_obs_check import differs
 from fbuf.host.row_arrays import Leaves, Rows
 from fbuf.host.taking import Taking
-from fbuf.ops.spec import BufferSpec
 from fbuf.ops import lost_next
+from fbuf.ops.spec import BufferSpec
 from fbuf.runtime.interrupts import uninterrupted
 from fbuf.samplers import row_fields
 from fbuf.storage import deferred, store

@@ -72,8 +72,8 @@ def write(
     Raises:
         ValueError: When traced, if the items have no such field, or if a shape or a tree does not
             fit.
-        TypeError: When traced, if `ids` is not a `fbuf.Ids`, or if a dtype does not fit. Also if the
-            values are differentiated, as for `fbuf.add`.
+        TypeError: When traced, if `ids` is not a `fbuf.Ids`, or if a dtype does not fit. Also if
+            the values are differentiated, as for `fbuf.add`.
         RuntimeError: If `state` has been consumed.
 
     Faults:
