@@ -39,7 +39,7 @@ class Ids(Uncompared, Generic[ArrayT]):
     slot: ArrayT
     """int32 in `[0, capacity)`, or -1 for no row."""
     generation: ArrayT
-    """int32: the lap of the ring that wrote the row, counted from a number of the buffer."""
+    """int32: the lap of the ring that wrote the row, counted from a random number of the buffer."""
 
 
 def only(ids: Ids, mask: jax.Array) -> Ids:

@@ -1660,8 +1660,8 @@ MUTANTS = [
     ),
     *of(
         "host/contents.py",
-        ("mapped = rows + index * on_cpu", "mapped = index * on_cpu", "limits", ("test_host.py", "limit_of_the_process_leaves")),
-        ("if fitting and asked(fitting * step):", "if fitting:", "limits", ("test_host.py", "limit_of_the_process_leaves")),
+        ("mapped = rows + index * on_cpu", "mapped = index * on_cpu", "adapters", ("test_host.py", "limit_of_the_process_leaves")),
+        ("if fitting and asked(fitting * step):", "if fitting:", "adapters", ("test_host.py", "limit_of_the_process_leaves")),
     ),
     *of(
         "../adapters/fbuf_adapters/gymnasium/_chunk.py",
