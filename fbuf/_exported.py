@@ -27,7 +27,7 @@ from fbuf.samplers.priority_index import PriorityIndex
 from fbuf.samplers.protocol import Sampler
 from fbuf.samplers.reservoir import ReservoirIndex
 from fbuf.samplers.segments import Segments
-from fbuf.samplers.start_index import StartIndex
+from fbuf.samplers.start_index import StartIndex, StartIndexByLane
 from fbuf.samplers.uniform import UniformIndex
 from fbuf.samplers.versions import Versions
 from fbuf.state import Batch, Rollout, Sample, State
@@ -53,7 +53,7 @@ _CLASSES = (
     *(Storage, Ring, Open, NextObs),
     *(UniformIndex, PriorityIndex, MixedIndex, FifoIndex, FreshIndex, GroupIndex),
     *(LimitedIndex, Lives, Versions, ReservoirIndex, EvictionIndex),
-    *(StartIndex, Segments, BitTree, SumTree),
+    *(StartIndex, StartIndexByLane, Segments, BitTree, SumTree),
     *(SequenceSteps, TransitionStep, HindsightStep, NStepTransition, ReturnToGoStep, WindowStep),
     *(Targets, Advantages),
 )

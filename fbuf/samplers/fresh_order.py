@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from fbuf.samplers import start_index
-from fbuf.samplers.start_index import StartIndex
+from fbuf.samplers.start_index import StartIndex, StartIndexByLane
 from fbuf.samplers.starts import int32_sum
 from fbuf.samplers.windows import Window
 from fbuf.storage.ring import Ring
@@ -28,7 +28,8 @@ _NONE = 2**31 - 1
 
 def empty(ring: Ring) -> StartIndex:
     """Return an index without starts."""
-    return StartIndex(bit_tree.empty(ring.capacity), jnp.int32(0), by_lane=ring.heads > 1)
+    kind = StartIndexByLane if ring.heads > 1 else StartIndex
+    return kind(bit_tree.empty(ring.capacity), jnp.int32(0))
 
 
 def count(fresh: StartIndex, ring: Ring, window: Window) -> jax.Array:
@@ -62,7 +63,9 @@ def oldest(
         own = (bit_tree.rank(fresh.bits, slots) - before) % jnp.maximum(fresh.total, 1)
         lanes = jnp.arange(ring.lanes, dtype=jnp.int32)
         own = jnp.sort(jnp.where(is_begun, own, _NONE)) - lanes
-        ranks += jnp.searchsorted(own, ranks, side="right").astype(jnp.int32)
+        ranks += jnp.searchsorted(own, ranks, side="right", method="scan_unrolled").astype(
+            jnp.int32
+        )
     ranks = start_index.around(before, ranks, fresh.total)
     position = jnp.arange(wanted.shape[0], dtype=jnp.int32)
     last = jnp.max(jnp.where(wanted, position + 1, 0))
@@ -117,7 +120,10 @@ def _oldest_of_lanes(fresh: StartIndex, ring: Ring, window: Window, size: int) -
     # These blocks, and the next one of each lane, one behind the other.
     ends = jnp.cumsum(passed + 1, dtype=jnp.int32)
     chosen = jnp.arange(blocks + lanes, dtype=jnp.int32)
-    of = jnp.minimum(jnp.searchsorted(ends, chosen, side="right").astype(jnp.int32), lanes - 1)
+    of = jnp.minimum(
+        jnp.searchsorted(ends, chosen, side="right", method="scan_unrolled").astype(jnp.int32),
+        lanes - 1,
+    )
     which = chosen - (ends - passed - 1)[of]
     nth = which[:, None] * block + jnp.arange(block, dtype=jnp.int32)[None]
     found = keys(*jnp.broadcast_arrays(of[:, None], nth))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -28,12 +29,20 @@ class StartIndex:
     Attributes:
         bits: The bits.
         total: int32 scalar; None where every row is a start: the ring has the number then.
-        by_lane: Whether the bits of a lane lie side by side, and not those of a step; static.
     """
+
+    by_lane: ClassVar[bool] = False
 
     bits: BitTree
     total: jax.Array | None
-    by_lane: bool = dataclasses.field(default=False, metadata={"static": True})
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class StartIndexByLane(StartIndex):
+    """The same, where the bits of a lane lie side by side, and not those of a step."""
+
+    by_lane: ClassVar[bool] = True
 
 
 @jax.tree_util.register_dataclass

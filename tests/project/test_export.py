@@ -24,6 +24,7 @@ SAMPLERS = {
     "shuffled": fbuf.Shuffled(),
     "fifo": fbuf.Fifo(),
     "fresh": fbuf.FreshFirst(fbuf.Uniform(window=2)),
+    "fresh_apart": fbuf.FreshFirst(fbuf.Uniform(window=2, strict=False)),
     "grouped": fbuf.Grouped("group", 3, shares=(1.0, 2.0, 0.5)),
     "limited": fbuf.Limited(fbuf.Prioritized(), max_uses=3, version="group"),
     "reservoir": fbuf.Reservoir(),
@@ -60,6 +61,7 @@ def program(view):
 def test_a_step_comes_back(sampler):
     kind = SAMPLERS[sampler]
     lanes = {} if kind.places else {"num_envs": 2, "next_of": "obs"}
+    lanes |= {"lockstep": False} if sampler.endswith("apart") else {}
     state = fbuf.init(ITEM, 8, sampler=kind, **lanes)
     words = jax.random.key_data(jax.random.key(0))
     step = program(fbuf.Transition())
