@@ -1,11 +1,11 @@
 """A signal handler that calls an object in the midst of one of its calls, at a line of choice.
 
-Real signals come wherever they like. Here a trace function stands for the handler: Python calls
-both between two instructions of the main thread.
+Signals come wherever they like. Here a trace function raises one before a line of the main thread.
 """
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -32,13 +32,14 @@ def call_at_line(number: int, call: Callable[[], Any], handler: Callable[[], Any
         if event == "line":
             left -= 1
             if left == 0:
-                handler()
+                signal.raise_signal(signal.SIGUSR1)
         return trace
 
-    before = sys.gettrace()
+    before, other = sys.gettrace(), signal.signal(signal.SIGUSR1, lambda *_: handler())
     sys.settrace(trace)
     try:
         call()
     finally:
         sys.settrace(before)
+        signal.signal(signal.SIGUSR1, other)
     return left <= 0
