@@ -165,13 +165,17 @@ class Rows(np.lib.mixins.NDArrayOperatorsMixin):
         return rows.reshape(steps.shape + self.shape[2:])
 
 
+def _refuse_all(*_: Any, **__: Any) -> NoReturn:
+    refuse("a dict of observations")
+
+
+_refused: Any = _refuse_all
+
+
 class FixedDict(dict[str, Any]):
-    """A dict of such arrays, which none can take the place of."""
+    """A dict of such arrays, which nothing can take the place of."""
 
-    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        refuse("a dict of observations")
-
-    __setitem__ = __delitem__ = __ior__ = update = setdefault = pop = popitem = clear = _refuse
+    __setitem__ = __delitem__ = __ior__ = update = setdefault = pop = popitem = clear = _refused
 
 
 _IN_PLACE = frozenset(
