@@ -1831,7 +1831,7 @@ MUTANTS = [
     *of(
         f"{SB3}/_turns.py",
         ("            if turns.busy:", "            if False:", "adapters", ("test_handlers.py", "other_calls")),
-        ("        if self.later and not self.busy and not self.adding:", "        if False:", "adapters", ("test_handlers.py", "adds")),
+        ("            while self.later and not self.busy and not self.adding:", "            while False:", "adapters", ("test_handlers.py", "adds")),
     ),
     *of(
         f"{SB3}/_replay_buffer.py",

@@ -49,14 +49,16 @@ def check_class(kind: Any) -> None:
             raise TypeError(f"{kind.__name__}.{name} {_NOT_CALLED}")
     if taken := sorted(own_names(kind) & set(vars(kind))):
         raise TypeError(f"{kind.__name__}.{taken[0]} {_TAKEN}")
+    kind._derived = True
 
 
-def check_attribute(buffer: Any, name: str) -> None:
-    """Refuse the same of an attribute that is set in one buffer."""
+def check_attribute(buffer: Any, name: str) -> bool:
+    """Refuse the same of an attribute that is set in one buffer; tell whether it overrides."""
     if name in _HINDSIGHT and isinstance(buffer, _THEIRS):
         raise AttributeError(f"{type(buffer).__name__}.{name} {_NOT_CALLED}")
     if name in own_names(type(buffer)):
         raise AttributeError(f"{type(buffer).__name__}.{name} {_TAKEN}")
+    return name in _HOOKS or name == "_get_samples"
 
 
 @functools.cache

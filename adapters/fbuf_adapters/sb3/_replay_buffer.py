@@ -166,15 +166,24 @@ class ReplayBuffer(Priorities, buffers.ReplayBuffer):
                 "takes positions, which are drawn uniformly; leave the sampler out, or override "
                 "sample in place of _get_samples"
             )
-        if self.arrays == "jax" and _overrides.hooked(self, "to_torch"):
+        if self.arrays == "jax" and self._hooked("to_torch"):
             raise ValueError(
                 f"{WHERE}: arrays='jax' makes no tensors, so that {type(self).__name__}.to_torch "
                 "would not be called; leave arrays out, or do not override it"
             )
 
+    _derived = False
+    """Whether a user may have overridden methods, in a class or in this object alone."""
+
+    def _hooked(self, name: str) -> bool:
+        """Whether a method that is called for each batch is that of a user."""
+        return self._derived and _overrides.hooked(self, name)
+
     def _draws_by_position(self) -> bool:
         """Whether `sample` draws positions, for a `_get_samples` of another class."""
-        return type(self)._get_samples is not _GET_SAMPLES or "_get_samples" in vars(self)
+        return self._derived and (
+            type(self)._get_samples is not _GET_SAMPLES or "_get_samples" in vars(self)
+        )
 
     # The parts that a buffer with goals has otherwise.
 
@@ -398,7 +407,7 @@ class ReplayBuffer(Priorities, buffers.ReplayBuffer):
 
     def _samples(self, fields: Fields, env: VecNormalize | None) -> Any:
         """Return the batch of what was drawn."""
-        batches, hooked = self._batches, functools.partial(_overrides.hooked, self)
+        batches, hooked = self._batches, self._hooked
         found = batches.of(fields)
         if env is not None or hooked("_normalize_obs"):
             batches.change_observations(found, lambda obs: self._normalize_obs(obs, env))
@@ -437,7 +446,8 @@ class ReplayBuffer(Priorities, buffers.ReplayBuffer):
                     f"{WHERE}: {name} cannot be set to {value!r}, because the buffer was made with "
                     f"{getattr(self, name)!r}; make another one"
                 )
-            _overrides.check_attribute(self, name)
+            if _overrides.check_attribute(self, name):
+                super().__setattr__("_derived", True)
         super().__setattr__(name, value)
 
     _redraws = frozenset(("n_steps", "gamma"))

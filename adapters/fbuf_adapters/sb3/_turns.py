@@ -26,18 +26,25 @@ class Turns:
         busy: The call that changes or reads the state just now; "" for none.
         adding: Whether a step is half added, or has to wait for another reason.
         later: The steps that wait.
+        going_on: Whether these are being added.
     """
 
     def __init__(self) -> None:
         """Begin; nothing is under way."""
         self.busy = ""
-        self.adding = False
+        self.adding = self.going_on = False
         self.later: collections.deque[Callable[[], None]] = collections.deque()
 
     def go_on(self) -> None:
         """Add the steps that have waited, if nothing is under way any more."""
-        if self.later and not self.busy and not self.adding:
-            self.later.popleft()()  # and this call adds the others
+        if self.going_on:
+            return
+        self.going_on = True
+        try:
+            while self.later and not self.busy and not self.adding:
+                self.later.popleft()()
+        finally:
+            self.going_on = False
 
     @contextlib.contextmanager
     def held(self) -> Generator[None]:

@@ -120,6 +120,16 @@ def test_a_step_that_waits_is_a_copy(monkeypatch):
     assert counted.buffer.observations[counted.buffer.pos - 1].tolist() == [[7, 7, 7]]
 
 
+def test_many_steps_may_wait(monkeypatch):
+    """As while a program compiles."""
+    counted = Counted(fbuf.Uniform(), monkeypatch)
+    with counted.buffer.memory.turns.held():
+        for _ in range(1200):
+            counted.add()
+        assert counted.buffer.size() == 6
+    counted.whole()
+
+
 def test_a_wrong_step_of_a_handler_is_said(monkeypatch):
     counted = Counted(fbuf.Uniform(), monkeypatch)
     handler = lambda: counted.buffer.add(np.zeros((1, 9)), *[np.zeros((1, 3))] * 5)
