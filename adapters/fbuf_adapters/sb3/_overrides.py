@@ -37,6 +37,8 @@ _OURS = "fbuf_adapters.sb3."
 
 def hooked(buffer: Any, name: str) -> bool:
     """Tell whether a method of `_HOOKS` is another one in a buffer, in its class or in it alone."""
+    if not buffer._derived:
+        return False
     return getattr(type(buffer), name) is not _HOOKS[name] or name in vars(buffer)
 
 

@@ -166,7 +166,7 @@ class ReplayBuffer(Priorities, buffers.ReplayBuffer):
                 "takes positions, which are drawn uniformly; leave the sampler out, or override "
                 "sample in place of _get_samples"
             )
-        if self.arrays == "jax" and self._hooked("to_torch"):
+        if self.arrays == "jax" and _overrides.hooked(self, "to_torch"):
             raise ValueError(
                 f"{WHERE}: arrays='jax' makes no tensors, so that {type(self).__name__}.to_torch "
                 "would not be called; leave arrays out, or do not override it"
@@ -174,10 +174,6 @@ class ReplayBuffer(Priorities, buffers.ReplayBuffer):
 
     _derived = False
     """Whether a user may have overridden methods, in a class or in this object alone."""
-
-    def _hooked(self, name: str) -> bool:
-        """Whether a method that is called for each batch is that of a user."""
-        return self._derived and _overrides.hooked(self, name)
 
     def _draws_by_position(self) -> bool:
         """Whether `sample` draws positions, for a `_get_samples` of another class."""
@@ -407,7 +403,7 @@ class ReplayBuffer(Priorities, buffers.ReplayBuffer):
 
     def _samples(self, fields: Fields, env: VecNormalize | None) -> Any:
         """Return the batch of what was drawn."""
-        batches, hooked = self._batches, self._hooked
+        batches, hooked = self._batches, functools.partial(_overrides.hooked, self)
         found = batches.of(fields)
         if env is not None or hooked("_normalize_obs"):
             batches.change_observations(found, lambda obs: self._normalize_obs(obs, env))
