@@ -10,14 +10,22 @@ from typing import Any
 import fbuf
 from fbuf.adapter_api import explain_full_disk, local_path, make_folder, write_files
 from fbuf_adapters.sb3._checks import WHERE
+from fbuf_adapters.sb3._turns import amid
 
 
 def save(buffer: Any, path: str | os.PathLike[str]) -> None:
     """Write a buffer to a file; what was there stays until all of it is on the disk."""
-    file = _named(f"{WHERE}.save", path)
-    make_folder(file.parent)
-    nbytes = buffer.memory.nbytes
-    write(f"{WHERE}.save", file, lambda out: pickle.dump(buffer, out, _PROTOCOL), nbytes)
+    file, turns = _named(f"{WHERE}.save", path), buffer.memory.turns
+    if turns.saving:  # the name of the unfinished file is in use
+        raise amid("save", "save")
+    turns.saving = True
+    try:
+        make_folder(file.parent)
+        put = lambda out: pickle.dump(buffer, out, _PROTOCOL)
+        with turns.held():
+            write(f"{WHERE}.save", file, put, buffer.memory.nbytes)
+    finally:
+        turns.saving = False
 
 
 def write(where: str, file: pathlib.Path, content: Any, nbytes: int) -> None:

@@ -299,8 +299,7 @@ class ReplayBuffer(Priorities, buffers.ReplayBuffer):
 
         Cost: O(N); `fbuf.save(path, buffer.memory.state)` writes new rows alone.
         """
-        with self.memory.turns.held():
-            _pickles.save(self, path)
+        _pickles.save(self, path)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Go on where `save` or `model.save_replay_buffer` was called.

@@ -27,12 +27,13 @@ class Turns:
         adding: Whether a step is half added, or has to wait for another reason.
         later: The steps that wait.
         going_on: Whether these are being added.
+        saving: Whether a file is being written.
     """
 
     def __init__(self) -> None:
         """Begin; nothing is under way."""
         self.busy = ""
-        self.adding = self.going_on = False
+        self.adding = self.going_on = self.saving = False
         self.later: collections.deque[Callable[[], None]] = collections.deque()
 
     def go_on(self) -> None:
@@ -57,6 +58,15 @@ class Turns:
             self.go_on()
 
 
+def amid(name: str, other: str) -> RuntimeError:
+    """Return the error of a call in the midst of another one."""
+    return RuntimeError(
+        f"{WHERE}: {name} is called in the midst of {other}, by a signal handler or by another "
+        "thread; have the handler set a flag, and look at it between two calls, as in a callback "
+        "of Stable-Baselines3"
+    )
+
+
 C = TypeVar("C", bound=Callable[..., Any])
 
 
@@ -71,11 +81,7 @@ def alone(name: str) -> Callable[[C], C]:
         def call(self: Any, *args: Any, **options: Any) -> Any:
             turns = self.turns
             if turns.busy:
-                raise RuntimeError(
-                    f"{WHERE}: {name} is called in the midst of {turns.busy}, by a signal handler "
-                    "or by another thread; have the handler set a flag, and look at it between two "
-                    "calls, as in a callback of Stable-Baselines3"
-                )
+                raise amid(name, turns.busy)
             turns.busy = name
             try:
                 return method(self, *args, **options)

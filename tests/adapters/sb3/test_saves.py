@@ -101,6 +101,24 @@ def test_a_save_that_fails_leaves_the_file_before_it(tmp_path, monkeypatch):
     buffer.add(*next(iter(Run(FLOATS, 1))))  # none waits for the save
 
 
+def test_a_save_amid_a_save_is_refused(tmp_path, monkeypatch):
+    buffer, _ = filled(FLOATS, 1, 9)
+    write, refused = files.ChecksumFile.write, []
+
+    def saving(file, data):
+        with pytest.raises(RuntimeError, match="save is called in the midst of save") as error:
+            buffer.save(tmp_path / "buffer")
+        refused.append(error)
+        return write(file, data)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files.ChecksumFile, "write", saving)
+        buffer.save(tmp_path / "buffer")
+    assert refused
+    assert rewards(tmp_path / "buffer") == buffer.rewards.ravel().tolist()
+    buffer.save(tmp_path / "buffer")
+
+
 @pytest.mark.parametrize("sampler", [fbuf.Uniform(), fbuf.Prioritized()], ids=["uniform", "per"])
 def test_a_loaded_buffer_goes_on(tmp_path, sampler):
     """With the next batch, and within the episode; also from a file of Stable-Baselines3's save."""
