@@ -71,6 +71,7 @@ class LeftOff:
 
 def known(changed: Any, *, wait: bool = False) -> Any:
     """Return the answer of `LeftOff.changed` with None for "in none", if that can be told now."""
-    if isinstance(changed, jax.Array) and (wait or changed.is_ready()):
+    given: Any = changed  # pyright does not know of `is_ready`
+    if isinstance(changed, jax.Array) and (wait or given.is_ready()):
         changed = jax.device_get(changed)
     return None if isinstance(changed, np.ndarray) and not changed.any() else changed
