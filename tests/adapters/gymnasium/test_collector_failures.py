@@ -250,11 +250,11 @@ def test_the_queue_is_bounded():
     with background(vector(3), queue=2) as collector:
         state = collector.drain(buffer(collector), at_least=8)
         deadline = time.monotonic() + 20
-        while collector._producer.steps < 8 * 4:  # one in the buffer, two wait, one has no room
+        while collector._producer.steps < 3 * 8 * 4:  # one in the buffer, two wait, one has no room
             assert time.monotonic() < deadline
             time.sleep(0.01)
         time.sleep(0.05)
-        assert collector._producer.steps == 8 * 4
+        assert collector._producer.steps == 3 * 8 * 4
         assert collector.stats()["queue_depth"] == 2
         collector.drain(state, at_least=40)
         stats = collector.stats()
