@@ -10,6 +10,7 @@ pytest.importorskip("gymnasium")
 import jax
 import jax.numpy as jnp
 from fbuf_adapters.datasets import _loading, from_arrays
+from fbuf_adapters.datasets._target import Target
 from fbuf_adapters.gymnasium import Collector, ProcessCollector
 from jax.sharding import Mesh
 from support.environments import MODES, Make, policy, vector
@@ -256,16 +257,16 @@ def test_two_threads_that_fill_one_store():
 def test_a_data_set_that_is_read_while_another_thread_adds(monkeypatch):
     """Rows of the thread come between two chunks of one episode."""
     monkeypatch.setattr(_loading, "rows_at_once", lambda specs, rows: 16)
-    store, add = HostStore({"n": np.int32(0)}, 100), HostStore.add
+    store, add = HostStore({"n": np.int32(0)}, 100), Target.add
 
-    def between(self, items, **options):
-        add(self, items, **options)
-        if items["n"][0] in (16, 48):
-            add(self, {"n": np.int32([-1])})
+    def and_then(self, chunk):
+        add(self, chunk)
+        if chunk.items["n"][0] in (16, 48):
+            store.add({"n": np.int32([-1])})
         else:  # a learner changes no row
-            self.remove(self.ids_at([90]))
+            store.remove(store.ids_at([90]))
 
-    monkeypatch.setattr(HostStore, "add", between)
+    monkeypatch.setattr(Target, "add", and_then)
     rows, ended = {"n": np.arange(64, dtype=np.int32)}, np.arange(64) == 63
     from_arrays(rows, terminated=ended, truncated=np.zeros(64, bool), into=store)
     batch = store.rollout()
