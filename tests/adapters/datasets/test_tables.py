@@ -246,7 +246,7 @@ def test_a_data_frame_of_pandas_with_an_index_and_other_names():
 
 
 def test_a_missing_value_is_no_nan():
-    """Integers with a missing value are floats to NumPy, as pandas and polars give them."""
+    """Pandas and polars make floats for NumPy where an integer is missing."""
     column = Series(np.array([1.0, np.nan]))
     column.null_count = lambda: 1
     with pytest.raises(DatasetError, match="x has rows without a value"):
