@@ -97,8 +97,9 @@ def _written(final: pathlib.Path, content: Content) -> Checksum:
     """Write a file; its name is not on the disk yet."""
     unfinished = final.with_name(final.name + UNFINISHED)
     try:
-        unfinished.unlink(missing_ok=True)
-        with open(unfinished, "xb") as file:  # a link that is there would be followed
+        if os.path.lexists(unfinished):  # as a link, which would be followed
+            unfinished.unlink()
+        with open(unfinished, "xb") as file:
             summed = ChecksumFile(file)
             content(summed)  # pyright: ignore[reportArgumentType]  it is a file as far as it is used
             file.flush()
