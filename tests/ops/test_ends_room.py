@@ -43,7 +43,7 @@ class Reads:
         return fbuf.read(state, ids, view=fbuf.Transition())
 
 
-@pytest.mark.parametrize("lockstep", [True, False])
+@pytest.mark.parametrize("lockstep", [pytest.param(True, marks=pytest.mark.sweep), False])
 def test_nothing_changes_but_the_room(lockstep):
     """One buffer grows in the midst of its history; another one had all the room from the start."""
     for seed in range(2):
