@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf.doctor.nested import nested
 from fbuf.samplers import priority_index
 from fbuf.samplers.limited import Limited
+from fbuf.samplers.nested import nested
 from fbuf.samplers.planned import PlannedSampler
 from fbuf.samplers.prioritized import Prioritized, PriorityTotals
 from fbuf.samplers.uniform import UniformTotals
@@ -29,8 +29,8 @@ class Draws:
             uniform sampling.
         ages: How many rows ago the environment wrote each row, that row included.
         slots: The slot of each row; behind those of a shard come those of the next one.
-        mass: The share of a shard is its mass over the mass of all shards. None if the masses do
-            not say the share.
+        mass: The share of a shard is its mass over the mass of all shards. None if there is one
+            buffer, or if the masses do not say the share.
         zero: How many more rows could be drawn, were their priority not 0.
     """
 
@@ -46,13 +46,13 @@ class Draws:
         return float(self.likely.size**2 / np.sum(self.likely**2)) if self.likely.size else 0.0
 
 
-def of_state(state: State[Any]) -> Draws:
-    """Return the draws of a buffer; its rows are not needed."""
+def of_state(state: State[Any], is_shard: bool) -> Draws:
+    """Return the draws of a buffer, or of one of several shards; its rows are not needed."""
     likely, ages, count = map(jax.device_get, _of_slots(state))
     drawn = likely > 0
     likely = likely[drawn].astype(np.float64)
     mass = None
-    if isinstance(state.sampler, PlannedSampler):
+    if is_shard and isinstance(state.sampler, PlannedSampler):
         match state.sampler.shard_totals(state.index, state.ring):
             case PriorityTotals() as found:
                 mass = float(found.total)
@@ -76,10 +76,10 @@ def _of_slots(state: State[Any]) -> tuple[jax.Array, jax.Array, jax.Array]:
     likely = sampler.probability(index, ring, jnp.where(there, slots, 0))
     likely = jnp.where(there & sampler.can_sample(index, ring), likely, 0)
     count = jnp.int32(0)
-    for of, inner in nested(sampler, index):
+    for of, inner in nested(sampler, index, ring):
         if isinstance(of, Prioritized):
             count = priority_index.count(inner, ring)
-    if any(isinstance(of, Limited) for of, _ in nested(sampler, index)):
+    if any(isinstance(of, Limited) for of, _ in nested(sampler, index, ring)):
         count = jnp.minimum(count, sampler.stats(index, ring)["live"])  # no retired row is drawn
     return likely, ring.newer(slots) + 1, count
 

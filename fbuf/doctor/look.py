@@ -11,11 +11,11 @@ import numpy as np
 
 from fbuf.doctor import draws, priorities, rewards
 from fbuf.doctor.draws import Draws
-from fbuf.doctor.nested import nested
 from fbuf.doctor.opened import Part
 from fbuf.doctor.rewards import Asked, Episodes
 from fbuf.doctor.stretches import Stretch
 from fbuf.samplers.grouped import Grouped
+from fbuf.samplers.nested import nested
 from fbuf.samplers.planned import PlannedSampler
 from fbuf.samplers.protocol import Sampler
 from fbuf.samplers.queues import queue_of
@@ -128,7 +128,7 @@ def look(parts: Sequence[Part], reward: Asked) -> Found:
     elif not first.known:
         why_not["draws"] = "only fbuf.load knows: the sampler is one of your own"
     else:
-        drawn = draws.together([draws.of_state(part.state) for part in parts], capacity)
+        drawn = draws.together([draws.of_state(part.state, count > 1) for part in parts], capacity)
         if drawn is None:
             why_not["draws"] = "not known: they depend on all shards together"
         elif priorities.sampler_of(first) is not None:
@@ -192,15 +192,17 @@ def _of_sampler(parts: Sequence[Part]) -> dict[str, Any]:
         return {}
     sampler = parts[0].state.sampler
     each = [jax.device_get(_stats(part.state)) for part in parts]
-    largest = sampler.largest_stats if isinstance(sampler, PlannedSampler) else frozenset[str]()
-    found: dict[str, Any] = {}
-    for name in each[0]:
-        values = [of[name].item() for of in each]
-        found[name] = max(values) if name in largest else sum(values)
+    found: dict[str, Any] = {name: [of[name].item() for of in each] for name in each[0]}
+    for name, values in found.items():
+        of_all = sum
+        if len(values) > 1 and isinstance(sampler, PlannedSampler):  # as fbuf.sharded.stats
+            of_all = max if name in sampler.largest_stats else of_all
+            of_all = min if name in sampler.smallest_stats else of_all
+        found[name] = of_all(values)
     counts = [
         np.asarray(index.counts)[:-1]
         for part in parts
-        for of, index in nested(part.state.sampler, part.state.index)
+        for of, index in nested(part.state.sampler, part.state.index, part.state.ring)
         if isinstance(of, Grouped)
     ]
     if counts:

@@ -9,15 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf.doctor.nested import nested
 from fbuf.doctor.opened import Part
+from fbuf.samplers.nested import nested
 from fbuf.samplers.prioritized import Prioritized
 from fbuf.trees import sum_tree
 
 
 def sampler_of(part: Part) -> Prioritized | None:
     """Return the sampler that keeps the priorities; None if none does."""
-    kinds = (of for of, _ in nested(part.state.sampler, part.state.index))
+    state = part.state
+    kinds = (of for of, _ in nested(state.sampler, state.index, state.ring))
     return next((of for of in kinds if isinstance(of, Prioritized)), None)
 
 
@@ -33,9 +34,10 @@ def of_new(sampler: Prioritized) -> float:
 
 def of_part(part: Part) -> np.ndarray[Any, Any]:
     """Return the priority of each slot as it is stored, after the power: float64 `[capacity]`."""
-    inside = nested(part.state.sampler, part.state.index)
+    state = part.state
+    inside = nested(state.sampler, state.index, state.ring)
     index = next(index for of, index in inside if isinstance(of, Prioritized))
-    return np.asarray(_values(index.tree, part.state.capacity), np.float64)
+    return np.asarray(_values(index.tree, state.capacity), np.float64)
 
 
 @functools.partial(jax.jit, static_argnums=1)

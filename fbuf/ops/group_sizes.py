@@ -9,7 +9,7 @@ import jax
 from fbuf.dispatch.call import operation
 from fbuf.samplers.group_index import GroupIndex
 from fbuf.samplers.grouped import Grouped
-from fbuf.samplers.wrapper import Wrapper
+from fbuf.samplers.nested import nested
 from fbuf.state import State
 
 
@@ -41,12 +41,11 @@ def group_sizes(state: State[Any]) -> jax.Array:
 
 def group_index_of(function: str, state: State[Any]) -> GroupIndex:
     """Return the index of the groups; refuse a buffer without groups."""
-    sampler, index = state.sampler, state.index
-    while isinstance(sampler, Wrapper):
-        sampler, index = sampler.sampler, getattr(index, "others", index)
-    if not isinstance(sampler, Grouped):
-        raise ValueError(
-            f"fbuf.{function}: {type(sampler).__name__} has no groups; make the buffer with "
-            "sampler=fbuf.Grouped(field, groups)"
-        )
-    return index
+    sampler = state.sampler
+    for sampler, index in nested(state.sampler, state.index, state.ring):
+        if isinstance(sampler, Grouped):
+            return index
+    raise ValueError(
+        f"fbuf.{function}: {type(sampler).__name__} has no groups; make the buffer with "
+        "sampler=fbuf.Grouped(field, groups)"
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import ClassVar
 
 import jax
@@ -11,6 +12,7 @@ from jax import lax
 
 from fbuf.checks import values as check
 from fbuf.samplers import priority_index, start_index, starts
+from fbuf.samplers.conditions import EVERY_ROW
 from fbuf.samplers.placing import PlacingSampler
 from fbuf.samplers.planned import Plan, PlannedSampler
 from fbuf.samplers.prioritized import (
@@ -19,9 +21,8 @@ from fbuf.samplers.prioritized import (
     PriorityPicks,
     PriorityTotals,
 )
-from fbuf.samplers.protocol import Draw, Scalar, Step
+from fbuf.samplers.protocol import Draw, Sampler, Scalar, Step
 from fbuf.samplers.start_index import StartIndex
-from fbuf.samplers.windows import EVERY_ROW
 from fbuf.samplers.wrapper import Wrapper
 from fbuf.storage.faults import Fault, bits_where
 from fbuf.storage.ring import Ring, Span
@@ -118,6 +119,10 @@ class EvictLowest(  # pyright: ignore[reportIncompatibleVariableOverride]
     def can_retire(self) -> bool:
         """Whether starts can be retired: their slots would be taken at once."""
         return False
+
+    def inner(self, index: EvictionIndex) -> Iterator[tuple[Sampler, PriorityIndex]]:
+        """Yield the sampler of the draws, and its index."""
+        yield self.sampler, index.priorities
 
     def init(self, ring: Ring) -> EvictionIndex:
         """Return an index without priorities."""

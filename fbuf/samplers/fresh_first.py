@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -10,12 +11,12 @@ import jax.numpy as jnp
 
 from fbuf.checks import values as check
 from fbuf.samplers import fresh_order, random_bits, start_index, starts
+from fbuf.samplers.conditions import Window
 from fbuf.samplers.limited import Limited
 from fbuf.samplers.planned import Plan, PlannedSampler
 from fbuf.samplers.protocol import Draw, Sampler, Scalar, Step
 from fbuf.samplers.start_index import StartIndex
 from fbuf.samplers.uniform import Uniform
-from fbuf.samplers.windows import Window
 from fbuf.samplers.wrapper import Wrapper
 from fbuf.storage.ring import Ring, Span
 from fbuf.xla.across import largest
@@ -180,6 +181,12 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
 
     # A property where other classes have a value: it follows from the arguments.
     @property
+    def smallest_stats(self) -> frozenset[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Those of the sampler."""
+        return self._planned.smallest_stats
+
+    # A property where other classes have a value: it follows from the arguments.
+    @property
     def stride(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The steps between fresh starts: a lane must be a multiple of them."""
         return self.sampler.stride if self.every is None else self.every
@@ -187,7 +194,7 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
     @property
     def _fresh_window(self) -> Window:
         """The conditions for a row to be fresh."""
-        return dataclasses.replace(self._window, stride=self.stride)
+        return dataclasses.replace(self.start_conditions, stride=self.stride)
 
     @property
     def _planned(self) -> PlannedSampler:
@@ -204,6 +211,10 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
     def weighs_by_batch(self) -> bool:
         """Whether weights are divided by the largest in the batch: always."""
         return True
+
+    def inner(self, index: FreshIndex) -> Iterator[tuple[Sampler, Any]]:
+        """Yield the sampler of the draws, and its index."""
+        yield self.sampler, index.others
 
     def init(self, ring: Ring) -> FreshIndex:
         """Return an index without starts."""

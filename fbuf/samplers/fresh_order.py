@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 
 from fbuf.samplers import start_index
+from fbuf.samplers.conditions import Window
 from fbuf.samplers.start_index import StartIndex, StartIndexByLane
 from fbuf.samplers.starts import int32_sum
-from fbuf.samplers.windows import Window
 from fbuf.storage.ring import Ring
 from fbuf.trees import bit_tree
 

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from fbuf.samplers import starts
+from fbuf.samplers.conditions import Window
 from fbuf.samplers.start_index import around
-from fbuf.samplers.windows import Window
 from fbuf.storage.ring import Ring, Span
 from fbuf.trees import bit_tree
 from fbuf.trees.bit_tree import BitTree

@@ -163,7 +163,7 @@ class Grouped(WindowedSampler):
     ) -> tuple[GroupIndex, jax.Array]:
         """Index the new starts in their groups, and drop the overwritten ones."""
         groups = _as_int32(span.fields[self.field])
-        found = group_index.add(index, ring, span, groups, self._window)
+        found = group_index.add(index, ring, span, groups, self.start_conditions)
         return found, jnp.zeros_like(span.slots, jnp.uint32)
 
     def written(
@@ -174,7 +174,7 @@ class Grouped(WindowedSampler):
 
     def remove(self, index: GroupIndex, ring: Ring, slots: jax.Array) -> GroupIndex:
         """Take out the starts of all windows with these rows."""
-        return group_index.remove(index, ring, slots, self._window)
+        return group_index.remove(index, ring, slots, self.start_conditions)
 
     def retire(self, index: GroupIndex, ring: Ring, slots: jax.Array) -> GroupIndex:
         """Take out these starts alone."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import jax
@@ -142,6 +143,12 @@ class Limited(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatibleVar
 
     # A property where other classes have a value: it follows from the arguments.
     @property
+    def smallest_stats(self) -> frozenset[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Those of the sampler."""
+        return self._planned.smallest_stats
+
+    # A property where other classes have a value: it follows from the arguments.
+    @property
     def refuses_picks(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Whether a candidate may not be allowed: old rows alone are no candidates."""
         return self.max_uses is not None or self.version is not None
@@ -181,6 +188,10 @@ class Limited(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatibleVar
         if name == self.version:
             versions.check_field(name, spec)
 
+    def inner(self, index: LimitedIndex) -> Iterator[tuple[Sampler, Any]]:
+        """Yield the sampler of the draws, and its index."""
+        yield self.sampler, index.others
+
     def init(self, ring: Ring) -> LimitedIndex:
         """Return an index without starts."""
         if ring.shards > 1 and not isinstance(self.sampler, PlannedSampler):
@@ -206,8 +217,9 @@ class Limited(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatibleVar
     ) -> tuple[LimitedIndex, jax.Array]:
         """Index the new rows, and retire those that are too old by now."""
         of_new = None if self.version is None else span.fields[self.version]
-        own, change = lives.add(index.lives, ring, span, self._window, of_new)
-        if self._window.every_row:  # retired rows count as removed, also where they are overwritten
+        own, change = lives.add(index.lives, ring, span, self.start_conditions, of_new)
+        # Retired rows count as removed, also where they are overwritten.
+        if self.start_conditions.every_row:
             span = dataclasses.replace(span, evicted=change.evicted)
         index = dataclasses.replace(index, lives=own)
         seen = self._seen(index, ring)
@@ -227,7 +239,7 @@ class Limited(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatibleVar
         self, index: LimitedIndex, ring: Ring, slots: jax.Array, priority: jax.Array, alpha: Scalar
     ) -> tuple[LimitedIndex, jax.Array]:
         """Store the priorities for the sampler; a retired row has none any more."""
-        if self._window.every_row:
+        if self.start_conditions.every_row:
             is_live = bit_tree.read(index.lives.live.bits, ring.clamp(slots))
             slots = jnp.where(is_live, slots, ring.capacity)
         seen = self._seen(index, ring)
@@ -266,7 +278,7 @@ class Limited(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatibleVar
         )
         own = lives.taken_over(index.lives, slots, old.lives, old_slots)
         index = LimitedIndex(own, others)
-        moved = lives.retired_before(ring, slots, self._window, old.lives, old_slots)
+        moved = lives.retired_before(ring, slots, self.start_conditions, old.lives, old_slots)
         for start, there, gone in moved:
             if self.max_uses is not None:
                 gone |= self._used_up(index, start)
@@ -286,7 +298,7 @@ class Limited(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatibleVar
 
     def remove(self, index: LimitedIndex, ring: Ring, slots: jax.Array) -> LimitedIndex:
         """Take out the starts of all windows with these rows."""
-        own = lives.remove(index.lives, ring, slots, self._window)
+        own = lives.remove(index.lives, ring, slots, self.start_conditions)
         index = dataclasses.replace(index, lives=own)
         others = self.sampler.remove(index.others, self._seen(index, ring), slots)
         return dataclasses.replace(index, others=others)
@@ -427,7 +439,7 @@ class Limited(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatibleVar
 
     def _seen(self, index: LimitedIndex, ring: Ring) -> Ring:
         """Return the ring as the sampler sees it: retired rows count as removed."""
-        if not self._window.every_row:
+        if not self.start_conditions.every_row:
             return ring
         total = index.lives.live.total
         assert total is not None

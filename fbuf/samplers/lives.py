@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from fbuf.samplers import start_index, starts, versions
+from fbuf.samplers.conditions import Window
 from fbuf.samplers.start_index import Change, StartIndex
 from fbuf.samplers.versions import Versions
-from fbuf.samplers.windows import Window
 from fbuf.storage.ring import Ring, Span
 from fbuf.trees import bit_tree
 from fbuf.xla.rows import read_rows, write_rows

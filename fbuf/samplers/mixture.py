@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import jax
@@ -10,11 +11,12 @@ import jax.numpy as jnp
 
 from fbuf.checks import values as check
 from fbuf.samplers import random_bits, shards, start_index, weights
+from fbuf.samplers.conditions import Window
 from fbuf.samplers.planned import Plan
 from fbuf.samplers.prioritized import Prioritized, PriorityIndex, PriorityTotals
 from fbuf.samplers.protocol import Draw, Sampler, Scalar, Step
 from fbuf.samplers.start_index import StartIndex
-from fbuf.samplers.windows import Window, WindowedSampler
+from fbuf.samplers.windows import WindowedSampler
 from fbuf.storage.ring import Ring, Span
 from fbuf.trees import bit_tree, sum_tree
 
@@ -140,8 +142,13 @@ class Mixture(WindowedSampler):
         return self.uniform + self.prioritized + self.recent
 
     @property
-    def _window(self) -> Window:
-        return self.priorities._window
+    def start_conditions(self) -> Window:
+        """The conditions of the priorities."""
+        return self.priorities.start_conditions
+
+    def inner(self, index: MixedIndex) -> Iterator[tuple[Sampler, Any]]:
+        """Yield the sampler of the draws by priority, and its index."""
+        yield self.priorities, index.priorities
 
     def init(self, ring: Ring) -> MixedIndex:
         """Return an index without starts and priorities."""
@@ -157,13 +164,13 @@ class Mixture(WindowedSampler):
                 f"{-(-self.recent_rows // ring.shards) * ring.shards}, or another number of shards"
             )
         priorities = self.priorities.init(ring)
-        return MixedIndex(start_index.empty(ring, self._window), priorities)
+        return MixedIndex(start_index.empty(ring, self.start_conditions), priorities)
 
     def add(
         self, index: MixedIndex, ring: Ring, span: Span, priority: jax.Array | None, alpha: Scalar
     ) -> tuple[MixedIndex, jax.Array]:
         """Index the new starts, and store the priorities."""
-        found, _ = start_index.add(index.starts, ring, span, self._window)
+        found, _ = start_index.add(index.starts, ring, span, self.start_conditions)
         priorities, faults = self.priorities.add(index.priorities, ring, span, priority, alpha)
         return MixedIndex(found, priorities), faults
 
@@ -194,7 +201,7 @@ class Mixture(WindowedSampler):
 
     def remove(self, index: MixedIndex, ring: Ring, slots: jax.Array) -> MixedIndex:
         """Take out the starts of all windows with these rows, and their priorities."""
-        found, _ = start_index.remove(index.starts, ring, slots, self._window)
+        found, _ = start_index.remove(index.starts, ring, slots, self.start_conditions)
         return MixedIndex(found, self.priorities.remove(index.priorities, ring, slots))
 
     def retire(self, index: MixedIndex, ring: Ring, slots: jax.Array) -> MixedIndex:

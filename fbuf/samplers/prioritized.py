@@ -175,7 +175,7 @@ class Prioritized(WindowedSampler):
         if self.normalize == "buffer":
             aggregates.append(Aggregate.LARGEST_INVERSE)
         ever = self.new_priority == "largest_ever"
-        return priority_index.empty(ring, self._window, tuple(aggregates), ever)
+        return priority_index.empty(ring, self.start_conditions, tuple(aggregates), ever)
 
     def add(
         self,
@@ -188,7 +188,7 @@ class Prioritized(WindowedSampler):
         """Store the priorities of new rows; a bad priority becomes the default."""
         values, valid = self.values_of_new(index, ring, span.slots.shape, priority, alpha)
         faults = bits_where(~valid & span.drawable, Fault.BAD_PRIORITY)
-        return priority_index.add(index, ring, span, values, self._window), faults
+        return priority_index.add(index, ring, span, values, self.start_conditions), faults
 
     def values_of_new(
         self,
@@ -229,7 +229,7 @@ class Prioritized(WindowedSampler):
 
     def remove(self, index: PriorityIndex, ring: Ring, slots: jax.Array) -> PriorityIndex:
         """Store 0, whatever the floor is; starts whose windows held one of these get inactive."""
-        return priority_index.remove(index, ring, slots, self._window)
+        return priority_index.remove(index, ring, slots, self.start_conditions)
 
     def retire(self, index: PriorityIndex, ring: Ring, slots: jax.Array) -> PriorityIndex:
         """Inactivate these starts alone."""

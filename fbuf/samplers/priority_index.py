@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from fbuf.samplers import starts
-from fbuf.samplers.windows import Window
+from fbuf.samplers.conditions import Window
 from fbuf.storage.ring import Ring, Span
 from fbuf.trees import sum_tree
 from fbuf.trees.sum_tree import Aggregate, SumTree

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import chex
@@ -19,6 +19,7 @@ import jax.numpy as jnp
 
 from fbuf.checks.listed import Listed
 from fbuf.checks.renamed import CurrentNames, OldName
+from fbuf.samplers.conditions import Window
 from fbuf.storage.ring import Ring, Span
 
 Index = Any
@@ -109,6 +110,12 @@ class Sampler(CurrentNames, Listed):
         return self.window
 
     @property
+    def start_conditions(self) -> Window:
+        """The conditions for a row to be drawn, for samplers around this one."""
+        strict = self.min_window == self.window
+        return Window(self.window, self.stride, first_only=False, strict=strict)
+
+    @property
     def may_draw_nothing(self) -> bool:
         """Whether a full buffer can have no row to draw."""
         return self.window > 1
@@ -117,6 +124,13 @@ class Sampler(CurrentNames, Listed):
     def weighs_by_batch(self) -> bool:
         """Whether weights are divided by the largest in the batch."""
         return True
+
+    def inner(self, index: Index) -> Iterable[tuple[Sampler, Index]]:
+        """Return each sampler that this one draws with, and the index of each; by default none.
+
+        So `fbuf.group_sizes`, `fbuf.group_ids` and `fbuf.report` look inside.
+        """
+        return ()
 
     @abc.abstractmethod
     def init(self, ring: Ring) -> Index:

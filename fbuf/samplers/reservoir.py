@@ -9,12 +9,12 @@ import jax.numpy as jnp
 
 from fbuf.checks import values as check
 from fbuf.samplers import random_bits, shards, start_index, weights, wide
+from fbuf.samplers.conditions import EVERY_ROW
 from fbuf.samplers.placing import PlacingSampler
 from fbuf.samplers.planned import Plan, PlannedSampler
 from fbuf.samplers.protocol import Draw, Scalar, Step
 from fbuf.samplers.start_index import StartIndex, StartPicks
 from fbuf.samplers.wide import Wide
-from fbuf.samplers.windows import EVERY_ROW
 from fbuf.storage.ring import Ring, Span
 from fbuf.xla.duplicates import last_of_each
 

@@ -16,10 +16,10 @@ import jax
 import jax.numpy as jnp
 
 from fbuf.samplers import random_bits, shards
+from fbuf.samplers.conditions import Window
 from fbuf.samplers.planned import Plan
 from fbuf.samplers.start_index import Change, StartIndex
 from fbuf.samplers.starts import int32_sum
-from fbuf.samplers.windows import Window
 from fbuf.storage.ring import Ring, Span
 from fbuf.trees import bit_tree
 from fbuf.trees.bit_tree import BitTree

@@ -10,11 +10,12 @@ import jax.numpy as jnp
 
 from fbuf.checks import values as check
 from fbuf.samplers import segments, shards, start_index, weights
+from fbuf.samplers.conditions import Window
 from fbuf.samplers.planned import Plan
 from fbuf.samplers.protocol import Draw, Scalar, Step
 from fbuf.samplers.segments import Segments
 from fbuf.samplers.start_index import StartIndex
-from fbuf.samplers.windows import Window, WindowedSampler
+from fbuf.samplers.windows import WindowedSampler
 from fbuf.storage.ring import Ring, Span
 
 
@@ -88,31 +89,36 @@ class Uniform(WindowedSampler):
         check.choice(type(self).__name__, "by", self.by, ("start", "episode"))
 
     @property
-    def _window(self) -> Window:
-        return dataclasses.replace(super()._window, by_episode=self.by == "episode")
+    def start_conditions(self) -> Window:
+        """The conditions for a row to be drawn: the options."""
+        return dataclasses.replace(super().start_conditions, by_episode=self.by == "episode")
 
     def init(self, ring: Ring) -> UniformIndex:
         """Return an index without starts."""
         self._check_lanes(ring)
         in_segments = segments.empty(ring) if self.by == "episode" else None
-        return UniformIndex(start_index.empty(ring, self._window), in_segments)
+        return UniformIndex(start_index.empty(ring, self.start_conditions), in_segments)
 
     def add(
         self, index: UniformIndex, ring: Ring, span: Span, priority: jax.Array | None, alpha: Scalar
     ) -> tuple[UniformIndex, jax.Array]:
         """Index the new starts, and drop the overwritten ones."""
-        found, change = start_index.add(index.starts, ring, span, self._window)
+        found, change = start_index.add(index.starts, ring, span, self.start_conditions)
         in_segments = index.segments
         if in_segments is not None:
-            in_segments, found = segments.add(in_segments, found, ring, span, self._window, change)
+            in_segments, found = segments.add(
+                in_segments, found, ring, span, self.start_conditions, change
+            )
         return UniformIndex(found, in_segments), jnp.zeros_like(span.slots, jnp.uint32)
 
     def remove(self, index: UniformIndex, ring: Ring, slots: jax.Array) -> UniformIndex:
         """Take out the starts of all windows with these rows."""
-        found, lost = start_index.remove(index.starts, ring, slots, self._window)
+        found, lost = start_index.remove(index.starts, ring, slots, self.start_conditions)
         in_segments = index.segments
         if in_segments is not None:
-            in_segments, found = segments.remove(in_segments, found, ring, lost, self._window)
+            in_segments, found = segments.remove(
+                in_segments, found, ring, lost, self.start_conditions
+            )
         return UniformIndex(found, in_segments)
 
     @property
@@ -151,7 +157,7 @@ class Uniform(WindowedSampler):
         """Find the start; by episode, also count the starts of its segment."""
         if index.segments is None:
             return start_index.pick(index.starts, ring, picks), None
-        return segments.pick(index.segments, index.starts, ring, picks, self._window)
+        return segments.pick(index.segments, index.starts, ring, picks, self.start_conditions)
 
     def weigh(
         self,
@@ -180,7 +186,7 @@ class Uniform(WindowedSampler):
         drawn = start_index.is_start(index.starts, slots)
         total = jnp.maximum(start_index.total(index.starts, ring), 1).astype(jnp.float32)
         if index.segments is not None:
-            length = segments.lengths(index.segments, ring, slots, self._window)
+            length = segments.lengths(index.segments, ring, slots, self.start_conditions)
             total = _inverse_probability(index.segments.count[None], length)
         return jnp.where(drawn, 1 / total, 0)
 

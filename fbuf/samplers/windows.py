@@ -2,40 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from fbuf.checks import values as check
+from fbuf.samplers.conditions import Window
 from fbuf.samplers.planned import PlannedSampler
-from fbuf.samplers.protocol import Sampler
 from fbuf.storage.ring import Ring
-
-
-@dataclasses.dataclass(frozen=True)
-class Window:
-    """The conditions for a row to be a start.
-
-    Attributes:
-        length: Rows of a window, at least 1.
-        stride: Only every `stride`-th step of a lane is a start.
-        first_only: Only the first row of an episode is a start.
-        strict: Every window has all of its rows.
-        by_episode: The sampler needs to know which starts are in one episode.
-    """
-
-    length: int
-    stride: int
-    first_only: bool
-    strict: bool
-    by_episode: bool = False
-
-    @property
-    def every_row(self) -> bool:
-        """Whether every stored row is a start."""
-        return self.length == 1 and self.stride == 1 and not self.first_only and not self.by_episode
-
-
-EVERY_ROW = Window(length=1, stride=1, first_only=False, strict=True)
-"""The conditions of samplers of single rows."""
 
 
 class WindowedSampler(PlannedSampler):
@@ -52,15 +22,16 @@ class WindowedSampler(PlannedSampler):
     @property
     def follows_episodes(self) -> bool:
         """Whether the ring must know where in its episode each row is."""
-        return not self._window.every_row
+        return not self.start_conditions.every_row
 
     @property
     def min_window(self) -> int:
         """The number of steps that follow in its episode from every drawn row, counting itself."""
-        return self._window.length if self._window.strict else 1
+        return self.start_conditions.length if self.start_conditions.strict else 1
 
     @property
-    def _window(self) -> Window:
+    def start_conditions(self) -> Window:
+        """The conditions for a row to be drawn: the options."""
         return Window(self.window, self.stride, self.first_only, self.strict)
 
     def _check_window(self) -> None:
@@ -73,7 +44,7 @@ class WindowedSampler(PlannedSampler):
 
     def _check_lanes(self, ring: Ring) -> None:
         """Refuse windows that no lane could ever hold."""
-        lane, lanes, window = ring.lane_length, ring.lanes, self._window
+        lane, lanes, window = ring.lane_length, ring.lanes, self.start_conditions
         here = f"{lane} rows (capacity {ring.capacity} for {lanes} environments)"
         if window.length > lane:
             raise ValueError(
@@ -88,12 +59,3 @@ class WindowedSampler(PlannedSampler):
                 f"fbuf.init: {type(self).__name__}(stride={window.stride}) must divide the length "
                 f"of a lane, {here}; take a capacity of {either}"
             )
-
-
-def window_of(sampler: Sampler) -> Window:
-    """Return the conditions for a row to be drawn by a sampler, also one of another class."""
-    found = getattr(sampler, "_window", None)  # that of a sampler which draws as another one does
-    if isinstance(found, Window):
-        return found
-    strict = sampler.min_window == sampler.window
-    return Window(sampler.window, sampler.stride, first_only=False, strict=strict)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 
+from fbuf.samplers.conditions import Window
 from fbuf.samplers.protocol import Draw, Index, Sampler, Scalar, Step
-from fbuf.samplers.windows import Window, window_of
 from fbuf.storage.ring import Ring, Span
 
 
@@ -15,7 +16,7 @@ class Wrapper(Sampler):
     """Draw as `sampler` does, but for something of its own.
 
     A subclass is a dataclass with a field `sampler`. Here the index is that of the wrapped sampler.
-    A subclass with more in its index overrides all methods that get it.
+    A subclass with more in its index overrides all methods that get it, `inner` among them.
 
     Attributes:
         sampler: The wrapped sampler.
@@ -88,8 +89,13 @@ class Wrapper(Sampler):
         return self.sampler.can_retire
 
     @property
-    def _window(self) -> Window:
-        return window_of(self.sampler)
+    def start_conditions(self) -> Window:
+        """The conditions of the wrapped sampler."""
+        return self.sampler.start_conditions
+
+    def inner(self, index: Index) -> Iterator[tuple[Sampler, Index]]:
+        """Yield the wrapped sampler and its index, which is here the whole index."""
+        yield self.sampler, index
 
     def check_field(self, name: str, spec: jax.ShapeDtypeStruct) -> None:
         """Have the wrapped sampler check the field."""

@@ -539,7 +539,7 @@ MUTANTS = [
         ("before = (old_slots - (earlier + into) * old.lanes)", "before = (old_slots - into * old.lanes)", "resize", ("test_fresh_first.py", "serves")),
         ("before = (old_slots - (earlier + into) * old.lanes)", "before = (old_slots - earlier * old.lanes)", "resize", ("test_fresh_first.py", "behind_a_resize")),
         ("fresh, _ = start_index.remove(index.fresh, ring, slots, self._fresh_window)", "fresh = index.fresh", "mask", FRESH),
-        ("dataclasses.replace(self._window, stride=self.stride)", "self._window", "mask", FRESH),
+        ("dataclasses.replace(self.start_conditions, stride=self.stride)", "self.start_conditions", "mask", FRESH),
         ("log_weight = jnp.where(fresh, 0, drawn.log_weight)", "log_weight = drawn.log_weight", "weights", FRESH),
         ("probability = jnp.where(fresh, 1, drawn.probability)", "probability = drawn.probability", "weights", FRESH),
         ("jnp.roll(equal + jnp.clip(left - before, 0, spare), first)", "equal + jnp.clip(left - before, 0, spare)", "exchange", ("test_fresh_first.py", "shards")),

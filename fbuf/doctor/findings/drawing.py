@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from fbuf.doctor.finding import Finding
 from fbuf.doctor.leaves import Leaf
 from fbuf.doctor.look import Found
-from fbuf.doctor.nested import nested
 from fbuf.doctor.text import count
 from fbuf.samplers.grouped import Grouped
 from fbuf.samplers.limited import Limited
+from fbuf.samplers.nested import nested
 
 _MANY = 0.1
 """The share of rows in short episodes that is suspicious: a few of them are in every run."""
@@ -55,7 +55,8 @@ def _nothing(found: Found) -> Finding:
     start = f"There are {count(rows, 'row')}, and none can be drawn"
     stretches = (slots for lanes in found.lanes for lane in lanes for slots in lane.unbroken())
     longest = max((slots.size for slots in stretches), default=0)
-    inside = [of for of, _ in nested(found.sampler, found.parts[0].state.index)]
+    state = found.parts[0].state
+    inside = [of for of, _ in nested(state.sampler, state.index, state.ring)]
     live = found.figures["sampler figures"].get("live")
     if longest < window:
         why = f": the window is {window} rows, and the longest episode has {longest}."

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from fbuf.doctor.finding import Finding
 from fbuf.doctor.leaves import Leaf
 from fbuf.doctor.look import Found
-from fbuf.doctor.nested import nested
 from fbuf.doctor.text import count
 from fbuf.samplers.grouped import Grouped
 from fbuf.samplers.limited import Limited
+from fbuf.samplers.nested import nested
 
 _FEW = 100
 """The rows below which these counts say nothing."""
@@ -37,7 +37,8 @@ def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
             "Draw at least as many rows as you add, with state, batch = fbuf.draw(...), and keep "
             "the state. Before the first learning step this is as it should be.",
         )
-    for sampler, _ in nested(found.sampler, found.parts[0].state.index):
+    state = found.parts[0].state
+    for sampler, _ in nested(state.sampler, state.index, state.ring):
         if isinstance(sampler, Grouped):
             yield from _groups(sampler, of, rows)
         if isinstance(sampler, Limited) and sampler.max_age is None and rows >= _FEW:
