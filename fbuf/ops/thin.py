@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import chex
@@ -19,6 +20,7 @@ from fbuf.storage.ids import only
 from fbuf.storage.masks import select
 from fbuf.trees import sum_tree
 from fbuf.views.protocol import Data
+from fbuf.views.sequence import SequenceSteps
 from fbuf.xla.explicit import on_automatic_axes
 
 SampleT = TypeVar("SampleT", bound=Any)
@@ -83,7 +85,7 @@ def thin(batch: Sample[Data], key: chex.PRNGKey, count: int, error: chex.Array) 
     Raises:
         ValueError: When traced, if `count` is below 1, or if `error` is not `[B]`. Also if a leaf
             of `data` does not begin with `B`, as with `time_major`. Also if there are as many rows
-            as steps: that could be either way round.
+            as steps, and no `fbuf.SequenceSteps` in `data` says which come first.
         TypeError: If `key` is no key of `jax.random`. When traced, if `batch` is no `fbuf.Sample`,
             or if `error` is not real.
 
@@ -171,12 +173,21 @@ def _scale(largest: jax.Array) -> jax.Array:
 
 def check_axes(function: str, batch: Any, size: int) -> None:
     """Refuse a batch whose rows do not come first."""
-    steps = jnp.shape(batch.terminated)
-    if steps == (size, size):
-        raise ValueError(
-            f"fbuf.{function}: batch has {size} rows of {size} steps, so nothing says which of the "
-            "two comes first; draw another number of rows"
-        )
+    if jnp.shape(batch.terminated) == (size, size):
+        is_steps: Callable[[Any], bool] = lambda part: isinstance(part, SequenceSteps)
+        parts = jax.tree.leaves(batch.data, is_leaf=is_steps)
+        time_first = {part.time_major for part in parts if isinstance(part, SequenceSteps)}
+        if True in time_first:
+            raise ValueError(
+                f"fbuf.{function}: batch has time first, [T, B, ...], and not its rows; leave "
+                "time_major out of the view, and turn what comes out"
+            )
+        if not time_first:
+            raise ValueError(
+                f"fbuf.{function}: batch has {size} rows of {size} steps, and its data is no "
+                "fbuf.SequenceSteps, so nothing says which of the two comes first; draw another "
+                "number of rows, or change data after thinning"
+            )
     for path, leaf in jax.tree.leaves_with_path(batch):
         if jnp.shape(leaf)[:1] != (size,):
             raise ValueError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -181,6 +182,38 @@ def test_sequences_are_cut_whole():
     assert thin.data.item["x"].shape == (8, 3)
 
 
+@pytest.mark.parametrize("form", ["steps", "within", "traced", "mesh", "host"])
+def test_as_many_sequences_as_steps_are_cut_whole(form):
+    """`SequenceSteps.time_major` says that the rows come first."""
+    view = fbuf.Sequence(8, boundary="pad")
+    thin: Any = fbuf.thin
+    if form == "mesh":
+        state = fbuf.sharded.init({"x": jnp.float32(0)}, 24, mesh=jax.make_mesh((1,), ("data",)))
+        state = fbuf.sharded.add(state, {"x": jnp.arange(20.0)})
+        batch, thin = (
+            fbuf.sharded.sample(state, KEY, 8, view=view),
+            functools.partial(fbuf.sharded.thin, state),
+        )
+    elif form == "host":
+        store = fbuf.host.HostStore({"x": jnp.float32(0)}, 24)
+        store.add({"x": jnp.arange(20.0)})
+        batch = store.sample(KEY, 8, view=view)
+    else:
+        batch = fbuf.sample(buffer("uniform"), KEY, 8, view=view)
+    if form == "within":
+        batch = dataclasses.replace(batch, data={"steps": (batch.data, batch.ids.slot)})
+    if form == "traced":
+        thin = jax.jit(fbuf.thin, static_argnames="count")
+    error = jnp.zeros(8).at[5].set(1.0)
+    found = thin(batch, jax.random.key(1), count=3, error=error)
+    data, large = (of.data["steps"][0] if form == "within" else of.data for of in (found, batch))
+    large = jax.tree.map(np.asarray, large)
+    assert not np.array_equal(large.item["x"], large.item["x"].T)
+    for a, b in zip(jax.tree.leaves(data), jax.tree.leaves(large), strict=True):
+        np.testing.assert_array_equal(a, np.broadcast_to(b[5], (3, *b.shape[1:])))
+    np.testing.assert_array_equal(found.ids.slot, np.broadcast_to(batch.ids.slot[5], 3))
+
+
 def test_rows_that_a_view_masks_are_never_drawn():
     state = fbuf.init({"x": jnp.float32(0)}, 32, next_of="x", max_ends=1)
     numbers = jnp.arange(32, dtype=jnp.float32)
@@ -250,11 +283,14 @@ def test_what_is_refused():
     state, batch = buffer("uniform"), large_batch(size=6)
     view = fbuf.Sequence(4, boundary="pad", time_major=True)
     turned = fbuf.sample(state, KEY, 6, view=view)
+    turned_square = fbuf.sample(state, KEY, 4, view=view)
     square = fbuf.sample(state, KEY, 4, view=dataclasses.replace(view, time_major=False))
+    square = dataclasses.replace(square, data=square.data.item)
     mixed = fbuf.sample_mixed([(state, 1.0)], KEY, 6)
     wrong = dataclasses.replace(batch, data=jnp.zeros((5, 6)))
     cases = [
         (turned, 6, ValueError, r"batch\.data\.item\['x'\] is of shape \(4, 6\).*time_major out"),
+        (turned_square, 4, ValueError, "time first.*time_major out"),
         (square, 4, ValueError, "4 rows of 4 steps.*another number of rows"),
         (wrong, 6, ValueError, r"batch\.data is of shape \(5, 6\)"),
         (mixed, 6, TypeError, "got MixedSample; thin a batch of each buffer"),
