@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -103,28 +104,32 @@ def used(lives: Lives, slots: jax.Array, drawn: jax.Array) -> Lives:
 
 
 def taken_over(lives: Lives, slots: jax.Array, old: Lives, old_slots: jax.Array) -> Lives:
-    """Return the lives with the uses of rows that came from another buffer, and its versions."""
-    of_rows, uses = lives.versions, lives.uses
-    if of_rows is not None and old.versions is not None:
-        of_rows = versions.raised(of_rows, old.versions.lowest)
-    if uses is not None and old.uses is not None:
-        uses = write_rows(uses, slots, read_rows(old.uses, old_slots))
-    return dataclasses.replace(lives, uses=uses, versions=of_rows)
+    """Return the lives with the uses of rows that came from another buffer."""
+    if lives.uses is None or old.uses is None:
+        return lives
+    uses = write_rows(lives.uses, slots, read_rows(old.uses, old_slots))
+    return dataclasses.replace(lives, uses=uses)
 
 
-def retired_before(
+def with_lowest(lives: Lives, old: Lives) -> Lives:
+    """Return the lives with the lowest version of another buffer, unless theirs is higher."""
+    assert lives.versions is not None
+    assert old.versions is not None
+    return dataclasses.replace(lives, versions=versions.raised(lives.versions, old.versions.lowest))
+
+
+def moved_starts(
     ring: Ring, slots: jax.Array, window: Window, old: Lives, old_slots: jax.Array
-) -> list[tuple[jax.Array, jax.Array, jax.Array]]:
-    """List moved starts: their slots, whether each is there, and whether it was retired before.
+) -> Iterator[tuple[jax.Array, jax.Array, jax.Array]]:
+    """Yield moved starts: their slots, whether each is there, and their slots in the other buffer.
 
     A start is live once the last row of its window has come, so the starts of earlier rows are
     looked at, too.
     """
-    found: list[tuple[jax.Array, jax.Array, jax.Array]] = []
     for earlier, start, there in starts.of_moved_rows(ring, slots, window):
-        gone = jnp.zeros(slots.shape, bool)
-        if window.stride == 1:  # else other rows are starts than before
-            before = (old_slots - earlier * old.lanes) % old.live.bits.capacity
-            gone = ~bit_tree.read(old.live.bits, before)
-        found.append((start, there, gone))
-    return found
+        yield start, there, (old_slots - earlier * old.lanes) % old.live.bits.capacity
+
+
+def is_retired(lives: Lives, slots: jax.Array) -> jax.Array:
+    """Return whether slots in range are no live starts: bool `[B]`."""
+    return ~bit_tree.read(lives.live.bits, slots)
