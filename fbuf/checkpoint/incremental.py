@@ -106,11 +106,12 @@ def places(
 
 def _places(total: np.ndarray, live: np.ndarray, store: Store, base: Manifest | None) -> Places:
     """Return the rows of a store, of which those that a checkpoint lacks are new."""
+    past = np.array(base.totals[store.name], np.int64) if base else np.zeros_like(total)
+    # A lap of 2**32 is one of 0 again. Places go on from those of the checkpoint, and none is
+    # below 0.
+    total = np.where(total < np.maximum(past, live), total + 2**32 * store.room, total)
     found = Places(tuple(total.tolist()), tuple(live.tolist()), ((), ()))
-    past = base.totals[store.name] if base else found.all[0]
-    if any(was > is_now for was, is_now in zip(past, found.total, strict=True)):
-        past = found.all[0]  # the lap has gone around
-    return dataclasses.replace(found, new=row_ranges.newer(found.all, past))
+    return dataclasses.replace(found, new=row_ranges.newer(found.all, past.tolist()))
 
 
 def changed_rows(flags: np.ndarray, store: Store, found: Places) -> np.ndarray:
