@@ -167,9 +167,10 @@ def drawn(
     given = tuple(jnp.asarray(number, jnp.int32) for number in given)
     powers = () if beta is None else (jnp.asarray(beta, jnp.float32),)
     totals, key, given, alike = gather_totals(state, sampler, key, given, powers)
-    place = given if len(given) == 2 else None
-    if len(given) == 1:
-        place = place_in_epoch(sampler.size_of_epoch(totals), given[0], batch_size)
+    place = None
+    if given:
+        numbered = given[0] if len(given) == 1 else given
+        place = place_in_epoch(sampler.size_of_epoch(totals), numbered, batch_size)
     # The values of a single shard are used; with several shards only their shapes are.
     one = per_device.shards_of(state) if state.num_shards == 1 else state.shard
     plan = sampler.plan(one.index, one.ring, totals, key, batch_size, place)

@@ -69,7 +69,9 @@ def sample(
             importance weights. A traced one that is negative, infinite or NaN counts as 0.
         step: For `fbuf.Shuffled`: the number of the batch, counted from 0; may be traced. Or a pair
             `(epoch, first)`: the `batch_size` rows of this epoch from this place on, both counted
-            from 0. So batches of several sizes can share an epoch.
+            from 0. So batches of several sizes can share an epoch. A traced number below 0 is not
+            refused: epochs before 0 have orders of their own, and a `first` below 0 masks the
+            batch.
         count: The number of rows to draw, an integer of at least 0; may be traced, so one program
             serves batches of many sizes. The rows behind are masked, with weights 0. The weights
             are those of a batch of `count`. None, or more than `batch_size`, is all.
@@ -132,8 +134,15 @@ def refuse_noting(function: str, sampler: Sampler) -> None:
         )
 
 
-def place_in_epoch(size: jax.Array, step: jax.Array, batch_size: int) -> Step:
-    """Return the epoch of a batch, and the place of its first row, for epochs of this size."""
+def place_in_epoch(size: jax.Array, step: Any, batch_size: int) -> Step:
+    """Return the epoch of a batch, and the place of its first row, for epochs of this size.
+
+    A pair is such a place already. A traced one may be below 0, where no row is. It is taken for
+    one behind the last row, where samplers mask their draws.
+    """
+    if isinstance(step, tuple):
+        epoch, first = step
+        return epoch, jnp.where(first < 0, jnp.int32(check.LARGEST_INT), first)
     batches = (jnp.maximum(size, 1) - 1) // batch_size + 1
     return step // batches, step % batches * batch_size
 
@@ -165,7 +174,7 @@ def planned(
     count: Any = None,
 ) -> tuple[Draw, Any]:
     """Plan the draws of a batch, before any row is read; also return the key of the view."""
-    if step is not None and not isinstance(step, tuple):
+    if step is not None:
         step = place_in_epoch(state.sampler.epoch_size(state.index, state.ring), step, batch_size)
     draw = state.sampler.draw(state.index, state.ring, key, batch_size, beta, step)
     if count is not None:

@@ -225,3 +225,36 @@ def test_an_epoch_by_episode_draws_a_new_start_in_each():
     # The two batches of an epoch choose their starts apart.
     alike = [np.mean(np.asarray(a.data) % 8 == np.asarray(b.data) % 8) for a, b in [batches]]
     assert np.mean(alike) < 1
+
+
+@jax.jit
+def numbered(state, steps):
+    """A batch of each step, or of each pair of an epoch and a place."""
+    module = fbuf if isinstance(state, fbuf.State) else fbuf.sharded
+    return jax.lax.map(lambda step: module.sample(state, jax.random.key(0), 4, step=step), steps)
+
+
+@pytest.mark.parametrize("form", ["starts", "episodes", "mesh"])
+def test_a_traced_number_below_0_is_an_epoch_of_its_own_or_no_row(form):
+    """A counter that goes around is not refused, for it is traced."""
+    sampler = fbuf.Shuffled(by="episode" if form == "episodes" else "start")
+    numbers = jnp.arange(10, dtype=jnp.int32)
+    if form == "mesh":
+        mesh = jax.make_mesh((1,), ("data",))
+        state = fbuf.sharded.init(jnp.int32(0), 16, mesh=mesh, shards=2, sampler=sampler)
+        state = fbuf.sharded.add(state, numbers)
+    else:
+        state = fbuf.init(jnp.int32(0), 16, sampler=sampler)
+        state = fbuf.add(state, numbers, terminated=jnp.ones(10, bool))
+    batches = jax.device_get(numbered(state, jnp.arange(-6, 3, dtype=jnp.int32)))
+    for epoch in range(3):
+        part = jax.tree.map(lambda leaf, at=epoch: leaf[3 * at : 3 * at + 3], batches)
+        assert sorted(part.data[part.mask].tolist()) == list(range(10))
+    orders = {tuple(batches.data[at : at + 2].ravel().tolist()) for at in (0, 3, 6)}
+    assert len(orders) == 3
+    places = jnp.int32([-1, -4, -(2**31), 10, 2**31 - 1, 8])
+    behind = jax.device_get(numbered(state, (jnp.full_like(places, -1), places)))
+    np.testing.assert_array_equal(behind.mask.sum(1), [0, 0, 0, 0, 0, 2])
+    slots = np.asarray(behind.ids.slot)
+    assert (slots[~np.asarray(behind.mask)] == -1).all()
+    assert (np.asarray(behind.probability)[~np.asarray(behind.mask)] == 0).all()
