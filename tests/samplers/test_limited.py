@@ -477,6 +477,23 @@ def test_stale_rows_that_the_search_does_not_reach_are_not_drawn():
     assert (likely[:1500] > 0).all()
 
 
+def test_stale_rows_that_the_search_does_not_reach_share_in_the_probability():
+    """By 4 %, as the pages say; until the rows before them are gone, and an expire finds them."""
+    item = {"number": jnp.int32(0), "version": jnp.int32(0)}
+    state = fbuf.init(item, 1100, sampler=fbuf.Limited(version="version"))
+    number = jnp.arange(1100, dtype=jnp.int32)
+    state = fbuf.add(state, {"number": number, "version": jnp.where(number < 1056, 5, 1)})
+    state = fbuf.expire(state, 3)
+    batch = fbuf.sample(state, jax.random.key(0), 1000)
+    np.testing.assert_allclose(batch.probability * 1056, 1 - 0.04, rtol=1e-6)
+    assert int(batch.data["number"].max()) < 1056
+    more = {"number": number[:100], "version": jnp.full(100, 5, jnp.int32)}
+    state = fbuf.expire(fbuf.add(state, more), 3)
+    assert int(fbuf.stats(state)["live"]) == 1056
+    batch = fbuf.sample(state, jax.random.key(0), 1000)
+    np.testing.assert_allclose(batch.probability * 1056, 1, rtol=1e-6)
+
+
 def test_fresh_rows_count_as_used():
     sampler = fbuf.Limited(fbuf.FreshFirst(), max_uses=1)
     state = fbuf.add(fbuf.init(jnp.int32(0), 16, sampler=sampler), jnp.arange(8, dtype=jnp.int32))
