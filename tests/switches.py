@@ -44,6 +44,7 @@ SWITCHES = {
     ),
     "nans": Switch({"JAX_DEBUG_NANS": "1"}, ("test_switches", "test_pace", "test_storage")),
     "x64": Switch({"JAX_ENABLE_X64": "1"}, ("test_switches", "test_sum_tree", "test_bit_tree")),
+    "together": Switch({"JAX_ENABLE_X64": "1"}, ("test_switches_together",)),
     "guard": Switch({"FBUF_TEST_GUARDED": "1"}, (*OPERATIONS, "test_windows")),
     "eager": Switch({"JAX_DISABLE_JIT": "1"}, ("test_switches",)),
 }

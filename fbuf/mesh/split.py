@@ -216,7 +216,9 @@ def _stats(state: ShardedState[Any]) -> dict[str, jax.Array]:
             every = every.astype(jnp.float32)
         if name in sampler.smallest_stats:
             return smallest(every.min(), axes)
-        return largest(every.max() if name in sampler.largest_stats else every.sum(), axes)
+        if name in sampler.largest_stats:
+            return largest(every.max(), axes)
+        return largest(every.sum(dtype=jnp.int32 if every.dtype == bool else every.dtype), axes)
 
     size_, removed = count.total(state, each["size"]), count.total(state, each["removed"])
     filled = count.total(state, each["size"] + each["removed"])

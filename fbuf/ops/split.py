@@ -80,7 +80,7 @@ def split(
             f"fbuf.split: two parts need two episodes, and the buffer has {episodes}; say where "
             "episodes end with terminated and truncated, or fbuf.end_episode"
         )
-    every = jnp.arange(episodes)
+    every = jnp.arange(episodes, dtype=jnp.int32)
     shuffled = jax.device_get(every if key is None else jax.random.permutation(key, every))
     first = np.zeros(episodes, bool)
     first[shuffled[: min(max(round(fraction * episodes), 1), episodes - 1)]] = True

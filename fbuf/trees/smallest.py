@@ -30,7 +30,8 @@ def smallest(tree: SumTree, first: jax.Array) -> tuple[jax.Array, jax.Array]:
     at, found, place = first, jnp.int32(-1), jnp.int32(top)  # `place` is the level of `found`
     for number in range(top + 1):
         inverse, begin = _row(tree, number, at // FANOUT)
-        behind = (inverse == most) & (begin + jnp.arange(inverse.shape[0]) >= at)
+        steps = jnp.arange(inverse.shape[0], dtype=jnp.int32)
+        behind = (inverse == most) & (begin + steps >= at)
         is_new = behind.any() & (found < 0)
         found = jnp.where(is_new, begin + _first(behind), found)
         place = jnp.where(is_new, number, place)

@@ -75,7 +75,7 @@ def test_what_is_new_alone_is_written_around_the_last_lap(tmp_path):
 
 
 def test_a_store_on_the_host_is_saved_at_every_lap(tmp_path):
-    state = at_lap(fbuf.init(ITEM, CAPACITY, next_of="x", max_ends=4), -1)
+    state = at_lap(fbuf.init(ITEM, CAPACITY, next_of="x", max_ends=CAPACITY), -1)
     row, given = step(0)
     fbuf.save(tmp_path, fbuf.add(state, row, **given))
     for read in (HostStore.load, HostStore.open):
