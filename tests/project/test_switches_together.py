@@ -218,7 +218,7 @@ class Played:
             of_rows.pop("mask", None)
             state = sharded.add(state, new, donate=False, **of_rows)
         state, batch = self.draw(state, sharded)
-        found["drawn"], found["stats"] = batch, sharded.stats(state, detailed=False)
+        found["drawn"], found["stats"] = batch, sharded.stats(state)
         found["thin"] = sharded.thin(state, batch, self.key, 2, batch.weight)
         if self.sampler.keeps_priorities:
             state = sharded.update_priority(state, batch.ids, batch.weight, donate=False)

@@ -302,7 +302,7 @@ MUTANTS = [
         ("jnp.where(value.max() > 0, value, counts.astype(jnp.float32))", "value", "weights", THIN),
         ("jnp.where(value.max() > 0, value, counts.astype(jnp.float32))", "jnp.where(value.max() > 0, value, 1)", "mask", THIN),
         ("value = jnp.where(value >= _SMALLEST, value, 0)", "value = value + 0", "tree rounding", THIN),
-        ("if steps == (size, size):", "if False:", "views", THIN),
+        ("if jnp.shape(batch.terminated) == (size, size):", "if False:", "views", THIN),
         ("        if jnp.shape(leaf)[:1] != (size,):", "        if False:", "views", THIN),
         ("there = jnp.broadcast_to(share.max() > 0, (count,))", "there = jnp.ones(count, bool)", "mask", THIN),
     ),
