@@ -227,7 +227,6 @@ class Played:
             state = sharded.expire(state, 1, donate=False)
         state = sharded.remove(state, batch.ids, donate=False)
         found["state"] = state.blocks.index
-        found["probability"] = sharded.probability(state, batch.ids)
         return found
 
 
