@@ -83,10 +83,11 @@ def test_one_collector_that_nobody_interrupts_ends_no_episode():
         assert mixed(state) == 0
 
 
-@pytest.mark.parametrize("steps", [4, 3])
+@pytest.mark.parametrize("steps", [6, 3])
 def test_two_carries_in_a_scan_of_your_own(steps):
     """Each turn of the loop, traced: also with a second buffer, and then the first one again."""
     one, other = counted(0), counted(1)
+    # With 6 the two never have as many rows when they change places.
     if steps == 3 and len(buffer(one).ring.cursor) < 5:
         pytest.skip("without a tag buffers with as many rows are alike")
 
