@@ -1089,7 +1089,7 @@ MUTANTS = [
     *of(
         "checkpoint/signed_json.py",
         ("        if newest == _LAST:\n", "        if False:\n", "gate", ("test_foreign_checkpoints.py", "last_number")),
-        ("        self._require_readable(body, content, version, parse)\n", "", "gate", ("test_foreign_checkpoints.py", "could_not_be_read")),
+        ("        self._require_readable(body, content, version, parse)\n", "", "gate", ("test_foreign_checkpoints.py", "than_is_read")),
         ('            return b""  # no line of a manifest\n', "            raise\n", "gate", ("test_foreign_checkpoints.py", "no_plain_file_is_damage")),
     ),
     *of(
