@@ -16,6 +16,7 @@ ROWS = {
     "short": jnp.ones((2, 2), jnp.bfloat16),
 }
 ITEM = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), ROWS)
+PADDED = fbuf.Sequence(2, boundary="pad")
 LINES = {
     "data['observation']": "float32[2, 3, 2] 0 to 11",
     "data['reward']": "float32[2] all 1; 1 NaN or infinite",
@@ -117,7 +118,7 @@ def test_many_arrays_are_not_all_named():
 @pytest.mark.parametrize(
     "make",
     [
-        lambda state: fbuf.sample(state, jax.random.key(0), 4, view=fbuf.Sequence(2)).data,
+        lambda state: fbuf.sample(state, jax.random.key(0), 4, view=PADDED).data,
         pytest.param(lambda state: fbuf.rollout(state), marks=pytest.mark.sweep),
         pytest.param(
             lambda state: fbuf.sample_mixed([(state, 1.0), (state, 1.0)], jax.random.key(0), 4),
