@@ -83,18 +83,19 @@ def item_of(fields: Sequence[str]) -> dict[str, Any]:
 def _put(item: dict[str, Any], name: str, leaf: jax.ShapeDtypeStruct) -> None:
     """Put a leaf where its name says, with dots between keys."""
     *outer, last = name.split(".")
+    inner: Any = item
     if not all((*outer, last)):
         raise ValueError(f"{name!r} has an empty part; write obs.camera for a field in a field")
     for depth, key in enumerate(outer):
-        item = item.setdefault(key, {})
-        if not isinstance(item, dict):
+        inner = inner.setdefault(key, {})
+        if not isinstance(inner, dict):
             whole = ".".join(outer[: depth + 1])
             raise ValueError(f"{whole!r} is an array, and cannot have the field {name!r}")
-    if last in item:
-        same = isinstance(item[last], jax.ShapeDtypeStruct)
+    if last in inner:
+        same = isinstance(inner[last], jax.ShapeDtypeStruct)
         what = f"there are two fields {name!r}" if same else f"{name!r} has fields of its own"
         raise ValueError(what)
-    item[last] = leaf
+    inner[last] = leaf
 
 
 def _dtype(field: str, name: str) -> np.dtype[Any]:
