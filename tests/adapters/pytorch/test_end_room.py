@@ -104,3 +104,12 @@ def test_rows_that_a_mask_leaves_out_need_no_room():
             mask=torch.arange(64) < 20,
         )  # fmt: skip
     buffer.raise_on_fault()
+
+
+def test_a_loaded_buffer_is_looked_at_anew():
+    """The one that loads has counted fewer ends than the other has."""
+    one, other = (filled(buffer_of(), 1, calls=1, count=count) for count in (1, 20))
+    one.load_state_dict(other.state_dict(), episodes="keep")
+    filled(one, 1, 20, calls=1, count=25)
+    one.raise_on_fault()
+    check(one, 1)
