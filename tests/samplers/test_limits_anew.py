@@ -98,6 +98,7 @@ def test_rows_are_judged_by_the_limits_of_the_buffer_they_come_to(sampler, old, 
     assert bool(fbuf.can_sample(moved)) == there.any()
     likely = np.asarray(fbuf.probability(moved, ids))
     np.testing.assert_array_equal(likely > 0, there)
+    np.testing.assert_allclose(likely.sum(), there.any(), rtol=1e-5)  # retired rows have no share
     if limited.notes_draws:
         _, batch = fbuf.draw(moved, jax.random.key(9), 4, donate=False)
     else:
@@ -164,9 +165,9 @@ def test_rows_that_were_retired_stay_so_where_the_limits_are_the_same(limits):
     if sampler.notes_draws:
         state, _ = fbuf.draw(state, jax.random.key(0), 14)
     left = alive(state)
-    parts = fbuf.split(state, jax.random.key(0), 0.5)
-    for made in ([fbuf.resize(state, 40)], parts):
-        assert set().union(*map(alive, made)) == left
+    assert alive(fbuf.resize(state, 40)) == left
+    oldest, newest = fbuf.split(state, None, 0.5)
+    assert alive(oldest) | alive(newest) <= left
 
 
 def alive(state):
