@@ -129,7 +129,7 @@ class Batch(Uncompared, Generic[Item, ArrayT]):
         (Array([1., 2.], dtype=float32), Array([ True,  True], dtype=bool))
     """
 
-    __repr__ = shown.lines
+    __repr__ = shown.batch_repr
 
     data: Item
     """The result of the view."""
@@ -165,7 +165,7 @@ class Rollout(Batch[Item, ArrayT]):
         ('Rollout', Array([0., 1., 2., 0.], dtype=float32))
     """
 
-    __repr__ = shown.lines
+    __repr__ = shown.batch_repr
 
     @classmethod
     def of(cls, batch: Batch[Item, ArrayT]) -> Rollout[Item, ArrayT]:
@@ -196,7 +196,7 @@ class Sample(Batch[Item, ArrayT]):
         ((2,), Array([1., 1.], dtype=float32))
     """
 
-    __repr__ = shown.lines
+    __repr__ = shown.batch_repr
 
     probability: ArrayT
     """`[B]` float32: the probability that one draw is this row."""

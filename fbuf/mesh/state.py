@@ -138,7 +138,7 @@ class ShardedSample(Uncompared, Generic[Item]):
             different keys, steps or betas; the whole batch is then masked. Otherwise 0.
     """
 
-    __repr__ = shown.lines
+    __repr__ = shown.batch_repr
 
     data: Item
     """The result of the view."""

@@ -43,7 +43,7 @@ class MixedSample(Uncompared, Generic[Item]):
         (Array([5, 6, 6, 6], dtype=int32), Array([0, 1, 1, 1], dtype=int32), (3,))
     """
 
-    __repr__ = shown.lines
+    __repr__ = shown.batch_repr
 
     sample: Sample[Item]
     """A sample as from `fbuf.sample`, leaves `[batch_size, ...]`."""

@@ -22,7 +22,12 @@ _NUMBERS = 2**22
 """The most numbers to look at of an array."""
 
 
-def lines(batch: Any, /) -> str:
+def batch_repr(self: Any) -> str:
+    """Return the class of a batch, and a line for each of its arrays: its `__repr__`."""
+    return lines(self)
+
+
+def lines(batch: Any) -> str:
     """Return the class of a batch, and a line for each of its arrays."""
     paths, _ = jax.tree_util.tree_flatten_with_path(batch)
     entries = [(jax.tree_util.keystr(path).removeprefix("."), of(leaf)) for path, leaf in paths]

@@ -31,7 +31,7 @@ class Targets:
         (Array([3.25, 4.5 , 7.  ], dtype=float32), Array([ True,  True, False], dtype=bool))
     """
 
-    __repr__ = shown.lines
+    __repr__ = shown.batch_repr
 
     target: jax.Array
     """float32, one for each step."""
@@ -60,7 +60,7 @@ class Advantages:
         (Array([-1.,  0.], dtype=float32), Array([ True, False], dtype=bool))
     """
 
-    __repr__ = shown.lines
+    __repr__ = shown.batch_repr
 
     advantage: jax.Array
     """float32, one for each step, in the layout of the batch."""

@@ -46,7 +46,7 @@ class HindsightStep(Generic[Item, ArrayT]):
         (4, 1.0, True)
     """
 
-    __repr__ = shown.lines
+    __repr__ = shown.batch_repr
 
     item: Item
     """The row, leaves `[B, ...]`."""

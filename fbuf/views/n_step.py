@@ -44,7 +44,7 @@ class NStepTransition(Generic[Item, ArrayT]):
         (1, 0.5)
     """
 
-    __repr__ = shown.lines
+    __repr__ = shown.batch_repr
 
     item: Item
     """The row itself, as you added it."""

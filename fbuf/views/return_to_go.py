@@ -41,7 +41,7 @@ class ReturnToGoStep(Generic[Item, ArrayT]):
         (3.0, False)
     """
 
-    __repr__ = shown.lines
+    __repr__ = shown.batch_repr
 
     item: Item
     """The row itself, as you added it."""

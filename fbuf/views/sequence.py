@@ -49,7 +49,7 @@ class SequenceSteps(Generic[Item, ArrayT]):
         Array([[ True, False, False]], dtype=bool)
     """
 
-    __repr__ = shown.lines
+    __repr__ = shown.batch_repr
 
     item: Item
     """The steps as you added them."""

@@ -36,7 +36,7 @@ class TransitionStep(Generic[Item, ArrayT]):
         Array([6], dtype=int32)
     """
 
-    __repr__ = shown.lines
+    __repr__ = shown.batch_repr
 
     item: Item
     """The row itself, as you added it."""

@@ -43,7 +43,7 @@ class WindowStep(Generic[Item, ArrayT]):
         Array([[ True, False]], dtype=bool)
     """
 
-    __repr__ = shown.lines
+    __repr__ = shown.batch_repr
 
     item: Item
     """The row as you added it, leaves `[B, ...]`."""

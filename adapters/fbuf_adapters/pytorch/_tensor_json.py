@@ -92,7 +92,7 @@ def decode(value: Any, device: torch.device) -> Any:
 
             inside = decode(content, device)
             named = {key: node.names for key, node in inside.items() if is_tensordict(node)}
-            made = TensorDict(inside, batch_size=size, device=device, names=value.get("names"))
+            made: Any = TensorDict(inside, batch_size=size, device=device, names=value.get("names"))
             for key, names in named.items():  # which they lose in another TensorDict
                 if any(names):
                     made[key].names = names
