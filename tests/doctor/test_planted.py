@@ -403,7 +403,7 @@ def test_a_healthy_run_has_no_finding(name):
 
 
 def test_the_page_says_what_a_report_sees():
-    page = pathlib.Path(__file__).parents[2] / "docs" / "do" / "it_does_not_learn.md"
+    page = pathlib.Path(__file__).parents[2] / "docs" / "know" / "what_a_report_sees.md"
     if not page.exists():
         pytest.skip("the pages come with a clone")
     rows = [
