@@ -33,6 +33,7 @@ class HostBackend(Backend):
                 "open or load it again for this one"
             )
         store.contents.owned = True
+        store.contents.tells_of_lost = False  # the buffer does
         super().__init__(store.contents.index, calls)
         self._store = store
 

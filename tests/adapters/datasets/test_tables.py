@@ -8,7 +8,7 @@ from support.episodes import episodes, flat
 import fbuf
 from fbuf.host import HostStore
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*lacks the next observations of 1 row")
+pytestmark = pytest.mark.filterwarnings("ignore:.*lacks the next observations of . row")
 ROWS, TERMINATED, TRUNCATED, LATER = flat(episodes([3, 4, 5]))
 CASTS = {"reward": "float32", "action": "int32"}
 GRID = np.arange(12 * 6, dtype=np.float32).reshape(12, 2, 3)
