@@ -179,6 +179,10 @@ class Calls:
             self._under_way = None
 
 
+_WAIT = 0.01
+"""Seconds between two looks at whether a call has ended."""
+
+
 class _Call:
     """A call made in a thread of its own.
 
@@ -220,8 +224,10 @@ class _Call:
         try:  # in one instruction
             collections.deque(itertools.starmap(self._done.release, given_up), 0)
         except IndexError:
-            with self._done:
-                pass
+            # Not for ever: a signal handler may call while this thread itself holds the lock.
+            while not (self._results or self._errors):
+                if self._done.acquire(timeout=_WAIT):
+                    self._done.release()
 
     def _run(self) -> None:
         try:

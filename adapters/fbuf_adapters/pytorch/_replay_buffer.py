@@ -425,6 +425,7 @@ class ReplayBuffer(Copied):
             ) from None
         except BaseException as error:
             stream.ended_by(error, drawn, self.lock)
+            OF_TENSORS.retell("sample", error)
             raise
 
     def __iter__(self) -> Iterator[fbuf.Sample[Any, torch.Tensor]]:

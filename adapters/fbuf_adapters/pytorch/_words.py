@@ -22,6 +22,10 @@ _BEGINS = re.compile(r"fbuf(?:_adapters)?(?:\.\w+)*: ")
 _PASS_ON = frozenset(("__iter__", "__getattr__", "__getstate__", "__init_subclass__", "__repr__"))
 """Methods whose errors are their own, or come when somebody goes through what they return."""
 
+_BATCHES = frozenset(("sample", "next"))
+"""Methods that return a batch, and call `retell` themselves. An exception between their end and that
+of a function around them would lose the batch."""
+
 _DUNDERS = frozenset(("__init__", "__len__", "__getitem__", "__setitem__"))
 
 _SAID = (
@@ -79,7 +83,7 @@ class Words:
         """Have the methods of a class raise errors in these words."""
         for name, method in list(vars(kind).items()):
             public = not name.startswith("_") or name in _DUNDERS
-            if inspect.isfunction(method) and public and name not in _PASS_ON:
+            if inspect.isfunction(method) and public and name not in _PASS_ON | _BATCHES:
                 setattr(kind, name, self._speaking(name, method))
         return kind
 
@@ -89,11 +93,15 @@ class Words:
             try:
                 return method(*args, **options)
             except Exception as error:
-                if error.args and isinstance(said := error.args[0], str):
-                    error.args = (self.of(name, said), *error.args[1:])
+                self.retell(name, error)
                 raise
 
         return speaking
+
+    def retell(self, method: str, error: BaseException) -> None:
+        """Have an error of a method speak in these words."""
+        if isinstance(error, Exception) and error.args and isinstance(said := error.args[0], str):
+            error.args = (self.of(method, said), *error.args[1:])
 
 
 OF_TENSORS = Words(

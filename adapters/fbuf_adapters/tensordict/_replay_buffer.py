@@ -379,9 +379,9 @@ class TensorDictReplayBuffer(Copied):
             RuntimeError: As there. Also if there is nothing to draw, or if a transform changed the
                 number of rows.
         """
-        size = self._draws("sample", batch_size)
-        self._check_ready()
         try:
+            size = self._draws("sample", batch_size)
+            self._check_ready()
             batch: Any = self.buffer.sample(
                 size, beta=self.beta if self._spec.sampler.keeps_priorities else None
             )
@@ -389,6 +389,9 @@ class TensorDictReplayBuffer(Copied):
             with self.buffer.lock:  # the batches drawn ahead are empty, too
                 self._run.ready = False
                 self.buffer.drop_ahead()
+            raise
+        except Exception as error:
+            OF_TENSORDICTS.retell("sample", error)
             raise
         if not return_info:
             return batch
@@ -411,8 +414,9 @@ class TensorDictReplayBuffer(Copied):
                 self._iterator = iter(self)
             try:
                 batch = next(self._iterator, None)
-            except BaseException:  # which ends a generator, but not the batches
+            except BaseException as error:  # which ends a generator, but not the batches
                 self._iterator = None
+                OF_TENSORDICTS.retell("next", error)
                 raise
             if batch is None:
                 self._iterator = None
