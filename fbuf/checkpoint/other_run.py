@@ -1,19 +1,23 @@
 """Whether the newest checkpoint of a directory is of another buffer than the one to save.
 
 Each save deletes old checkpoints. So two buffers that are saved to one directory by turns would
-delete each other's. A load would return now one and now the other. Save ids tell most buffers
-apart. A buffer without one, as of a loop that ignores what `save` returns, is told by its rows. The
-rows that it has in common with the checkpoint must be the same in both.
+delete each other's. A load would return now one and now the other. A buffer belongs to a directory
+by its save id, if a checkpoint there has it. It also belongs there by its tag, which is that of the
+buffer that this process has saved there, or loaded from there. So a loop may ignore what `save`
+returns. A buffer with neither, as of `fbuf.extend`, must have the rows of the checkpoint.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import pathlib
+import threading
+from collections.abc import Sequence
 
 import numpy as np
 
-from fbuf.checkpoint import lineage, npy, row_ranges
+from fbuf.checkpoint import lineage, manifest, npy, row_ranges
 from fbuf.checkpoint.errors import CheckpointError
 from fbuf.checkpoint.incremental import Places
 from fbuf.checkpoint.manifest import Manifest
@@ -37,42 +41,60 @@ class Buffer:
 
     Attributes:
         save_id: The save id that it carries.
+        tag: The tag of its ids.
         config: The arguments of `fbuf.init`.
         rows: The store of its rows.
         places: Where they are.
         flags: The flags of its rows, uint8 `[capacity]`.
-        in_order: Whether rows lie in the order in which they were added.
         alone: Whether it is a whole buffer, and not a shard, whose rows may go to another shard.
     """
 
     save_id: int
+    tag: int
     config: Data
     rows: Store
     places: Places
     flags: np.ndarray
-    in_order: bool
     alone: bool
 
 
-def require_none(folder: pathlib.Path, newest: Manifest, buffer: Buffer) -> None:
+_tags: dict[pathlib.Path, set[int]] = {}
+"""The tags of the buffers that this process has saved to a directory, or loaded from it."""
+
+_given_up: dict[pathlib.Path, set[int]] = {}
+"""The save ids of checkpoints behind which a buffer has gone back, by directory."""
+
+_lock = threading.Lock()
+
+
+def note(folder: pathlib.Path, tag: int) -> None:
+    """Note the tag of a buffer that is saved to a directory, or was loaded from it."""
+    with _lock:
+        _tags.setdefault(folder, set()).add(tag)
+
+
+def require_none(
+    folder: pathlib.Path, numbers: Sequence[int], newest: Manifest, buffer: Buffer
+) -> None:
     """Refuse to save a buffer where the newest checkpoint is of another one.
 
     Args:
         folder: The directory.
+        numbers: The checkpoints there, the oldest first.
         newest: Its newest checkpoint.
         buffer: The buffer.
 
     Raises:
         CheckpointError: If nothing ties the two, and a row shows that they are two.
     """
-    if not any(newest.live["rows"]) or _is_related(newest.save_id, buffer.save_id):
+    if not any(newest.live["rows"]) or _is_related(folder, numbers, newest, buffer):
         return
     try:
         of_checkpoint = _Rows(folder, newest, buffer.rows)
-        if newest.config == buffer.config:
-            other = _differs(of_checkpoint, newest, buffer)
-        else:
+        if buffer.alone:
             other = _lacks(of_checkpoint, newest, buffer)
+        else:  # the rows of a shard may lie in other shards now
+            other = newest.config == buffer.config and _differs(of_checkpoint, newest, buffer)
     except CheckpointError:  # a damaged file shows nothing
         return
     if other:
@@ -84,9 +106,28 @@ def require_none(folder: pathlib.Path, newest: Manifest, buffer: Buffer) -> None
         )
 
 
-def _is_related(newest: int, own: int) -> bool:
-    """Return whether a buffer continues a checkpoint, or goes back behind it, by their save ids."""
-    return newest in lineage.line(own) or own in lineage.line(newest)
+def _is_related(
+    folder: pathlib.Path, numbers: Sequence[int], newest: Manifest, buffer: Buffer
+) -> bool:
+    """Return whether a buffer continues the newest checkpoint, or goes back behind it.
+
+    Who goes back gives the newest one up. What continues that is another branch from then on.
+    """
+    own = set(lineage.line(buffer.save_id))
+    if newest.save_id in own:
+        return True
+    given_up = _given_up.setdefault(folder, set())
+    if own & given_up:
+        return False
+    if buffer.tag in _tags.get(folder, ()):
+        return True
+    back = buffer.save_id in lineage.line(newest.save_id)
+    for number in reversed(numbers if own and not back else ()):
+        with contextlib.suppress(CheckpointError):  # damaged: an older one may tell
+            back = back or manifest.read(folder, number).save_id in own
+    if back:
+        given_up.add(newest.save_id)
+    return back
 
 
 class _Rows:
@@ -144,12 +185,11 @@ def _differs(of_checkpoint: _Rows, newest: Manifest, buffer: Buffer) -> bool:
 
 
 def _lacks(of_checkpoint: _Rows, newest: Manifest, buffer: Buffer) -> bool:
-    """Return whether a buffer of another kind, which has lost no row, lacks most of the newest.
+    """Return whether a buffer lacks most of the newest rows of a checkpoint.
 
-    `fbuf.extend` moves rows to a buffer of another sampler, but for some that nobody can draw.
-    `fbuf.resize` begins with a later lap.
+    `fbuf.extend` moves rows to another buffer, but for some that nobody can draw.
     """
-    if not buffer.alone or newest.written is not None or _has_lost_rows(buffer):
+    if newest.written is not None:
         return False
     wanted: list[_Row] = []
     for head, (total, live) in enumerate(
@@ -167,14 +207,6 @@ def _lacks(of_checkpoint: _Rows, newest: Manifest, buffer: Buffer) -> bool:
             alike = [(column == own).all(axis=1) for column, own in pairs]
             found[number] = np.logical_and.reduce(alike).any()
     return bool(found.mean() < 0.5) if wanted else False
-
-
-def _has_lost_rows(buffer: Buffer) -> bool:
-    """Return whether a buffer may have had rows that it has no longer."""
-    at, store = buffer.places, buffer.rows
-    if not buffer.in_order:  # then the rows of a full buffer have changed in their places
-        return sum(at.live) == store.heads * store.room
-    return at.total != at.live
 
 
 def _some(low: int, high: int) -> list[int]:

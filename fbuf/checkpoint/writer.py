@@ -36,6 +36,7 @@ from fbuf.checkpoint.manifest import Manifest, Segment
 from fbuf.checkpoint.row_ranges import Store
 from fbuf.checkpoint.tree_json import Data
 from fbuf.state import State
+from fbuf.storage import tags
 
 SHARD = "shard-00000"
 """The directory for the files of a buffer that is not sharded."""
@@ -112,7 +113,7 @@ def prepare(
     numbers, number = manifest.numbers(folder), manifest.next_number(folder)
     described = config.described(state)
     newest = _newest(folder, numbers, described["item"])
-    carried = lineage.of_state(state)
+    carried, tag = lineage.of_state(state), tags.of(state.ring.cursor)
     base = incremental.find_base(folder, numbers, carried, described)
     save_id = lineage.new_id(carried)
     index = jax.device_get(shapes.by_path(_copied(shapes.small(state))))
@@ -121,14 +122,15 @@ def prepare(
     if newest is not None:
         own = other_run.Buffer(
             carried,
+            tag,
             described,
             stores[0],
             places[stores[0].name],
             index[".ring.flags"],
-            in_order=not state.sampler.places,
             alone=alone,
         )
-        other_run.require_none(folder, newest, own)
+        other_run.require_none(folder, numbers, newest, own)
+    other_run.note(folder, tag)
     new_files = _NewFiles(number, now)
     segments = {of.name: _segments(of, places[of.name], base, new_files) for of in stores}
     written = _written_rows(index[".ring.flags"], stores[0], places[stores[0].name], new_files)

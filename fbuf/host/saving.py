@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 import fbuf
-from fbuf.checkpoint import config, lineage, manifest, paths, reader, seen, shapes
+from fbuf.checkpoint import config, lineage, manifest, other_run, paths, reader, seen, shapes
 from fbuf.checkpoint import extra as extras
 from fbuf.checkpoint.errors import CheckpointError
 from fbuf.checks import values as check
@@ -23,7 +23,7 @@ from fbuf.ops.load import as_damage
 from fbuf.ops.resume import Episodes
 from fbuf.ops.spec import BufferSpec
 from fbuf.samplers import Sampler
-from fbuf.storage import deferred
+from fbuf.storage import deferred, tags
 
 
 def save(contents: Contents, path: str | os.PathLike[str], **options: Any) -> None:
@@ -93,4 +93,5 @@ def opened(path: Any, item: Any, sampler: Any, extra: Any) -> tuple[Contents, An
         beside = extras.joined(found.extra, arrays, extra)
     contents.index = deferred.without_rows(whole)
     seen.note(folder, heads.values())
+    other_run.note(folder, tags.of(whole.ring.cursor))
     return contents, beside

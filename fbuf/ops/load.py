@@ -15,6 +15,7 @@ from fbuf.checkpoint import (
     config,
     lineage,
     manifest,
+    other_run,
     paths,
     progress,
     reader,
@@ -34,6 +35,7 @@ from fbuf.ops.init import init
 from fbuf.ops.resize import resized
 from fbuf.samplers.protocol import Sampler
 from fbuf.state import State
+from fbuf.storage import tags
 from fbuf.xla.place import allocating
 
 _NOT_OURS = (
@@ -227,6 +229,7 @@ def read(
         shapes.check(found, jax.eval_shape(lambda: init(**given)))
         with progress.shown("fbuf.load", sum(file.length for file in found.files.values())):
             state, arrays = reader.fill(folder, found, make(**given))
+    other_run.note(folder, tags.of(state.ring.cursor))
     return found, state, arrays
 
 

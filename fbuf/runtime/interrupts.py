@@ -228,6 +228,7 @@ class _Call:
             while not (self._results or self._errors):
                 if self._done.acquire(timeout=_WAIT):
                     self._done.release()
+                    break
 
     def _run(self) -> None:
         try:

@@ -35,18 +35,21 @@ class Recipe:
         in_order: Whether the sampler's batches are numbered.
         drop_last: Whether to leave out the last batch of an epoch if it is short.
         view: The view of a drawn row.
+        kind: The kind of the random key, in JAX's words.
     """
 
     in_order: bool
     drop_last: bool
     view: Any
+    kind: str
 
 
 class BatchRequest(NamedTuple):
     """A batch that is asked for.
 
     Attributes:
-        key: Chooses all batches.
+        key: The words of the key that chooses all batches. A key itself is no array to JAX, and is
+            taken apart in Python: then a call of a program is more than one instruction.
         turn: Says which one this is.
         count: How many rows of `batch_size` are wanted; None is all.
         beta: As for `fbuf.sample`.
@@ -98,8 +101,9 @@ class TensorDrawer(BatchDrawer):
 
     def __init__(self, spec: Spec, key: jax.Array, delivery: _delivery.Delivery) -> None:
         """Take the arguments of the buffer; nothing is drawn yet."""
-        self.key = key
-        self._recipe = Recipe(spec.buffer.sampler.without_replacement, spec.drop_last, spec.view)
+        self.key, self._words = key, jax.random.key_data(key)
+        sampler, kind = spec.buffer.sampler, str(jax.random.key_impl(key))
+        self._recipe = Recipe(sampler.without_replacement, spec.drop_last, spec.view, kind)
         self._delivery = delivery
         self._stream = _delivery.stream_for(spec.device, spec.to) if spec.prefetch else None
         self.sizes = Sizes()
@@ -130,7 +134,7 @@ class TensorDrawer(BatchDrawer):
         """Draw the batch of a turn with a program of its size, or of the next known one."""
         fitting = self.sizes.fitting("sample", size)
         count = None if fitting is None else np.int32(size)
-        asked = BatchRequest(self.key, turn, count, beta, fitting or size, size)
+        asked = BatchRequest(self._words, turn, count, beta, fitting or size, size)
         return source.batch_program(self._recipe)(source.newest, asked, ahead)
 
     def exists(self, turn: jax.Array) -> bool:
@@ -149,6 +153,7 @@ class TensorDrawer(BatchDrawer):
         """Return the drawer of another run: its key, and its known sizes, see `Sizes.own`."""
         other = copy.copy(self)
         other.key, other.sizes = self._placed(key), Sizes()
+        other._words = jax.random.key_data(other.key)
         if sizes:
             other.sizes.own["sample"] = list(sizes)
         return other
@@ -218,7 +223,7 @@ def turning(form: Any, recipe: Recipe, draw: Callable[..., Any]) -> Any:
     def program(
         leaves: tuple[jax.Array, ...], key: Any, turn: Any, count: Any, beta: Any, batch_size: int
     ) -> tuple[Any, jax.Array]:
-        state = jax.tree.unflatten(form, leaves)
+        state, key = jax.tree.unflatten(form, leaves), jax.random.wrap_key_data(key, impl=recipe.kind)
         if recipe.in_order:
             return in_epoch(state, key, turn, count, batch_size)
         return alone(state, key, turn, count, beta, batch_size)

@@ -23,8 +23,8 @@ _PASS_ON = frozenset(("__iter__", "__getattr__", "__getstate__", "__init_subclas
 """Methods whose errors are their own, or come when somebody goes through what they return."""
 
 _BATCHES = frozenset(("sample", "next"))
-"""Methods that return a batch, and call `retell` themselves. An exception between their end and that
-of a function around them would lose the batch."""
+"""Methods that return a batch, and call `retell` themselves. An exception between their end and
+that of a function around them would lose the batch."""
 
 _DUNDERS = frozenset(("__init__", "__len__", "__getitem__", "__setitem__"))
 
