@@ -27,7 +27,7 @@ import zlib
 import hypothesis
 import jax
 import pytest
-from support import programs, tags  # noqa: F401 (gives buffers the tag 0)
+from support import programs, tags
 
 pytest_plugins = ["support.adapter_fixtures"]
 
@@ -91,6 +91,13 @@ def pytest_runtest_logreport(report):
     """Say at once what failed: a run that is cut off has said it, too."""
     if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
         print(f"\n{report.nodeid} failed: {report.longreprtext[-2000:]}", flush=True)
+
+
+@pytest.fixture
+def random_tags():
+    """Buffers have tags as users have them, and not all the same one."""
+    with tags.as_users_have_them():
+        yield
 
 
 @pytest.fixture(autouse=True)

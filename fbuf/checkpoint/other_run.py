@@ -61,16 +61,21 @@ class Buffer:
 _tags: dict[pathlib.Path, set[int]] = {}
 """The tags of the buffers that this process has saved to a directory, or loaded from it."""
 
+_last: dict[pathlib.Path, int] = {}
+"""The tag of the buffer that this process has saved to a directory last."""
+
 _given_up: dict[pathlib.Path, set[int]] = {}
 """The save ids of checkpoints behind which a buffer has gone back, by directory."""
 
 _lock = threading.Lock()
 
 
-def note(folder: pathlib.Path, tag: int) -> None:
+def note(folder: pathlib.Path, tag: int, *, saved: bool) -> None:
     """Note the tag of a buffer that is saved to a directory, or was loaded from it."""
     with _lock:
         _tags.setdefault(folder, set()).add(tag)
+        if saved:
+            _last[folder] = tag
 
 
 def require_none(
@@ -87,11 +92,14 @@ def require_none(
     Raises:
         CheckpointError: If nothing ties the two, and a row shows that they are two.
     """
-    if not any(newest.live["rows"]) or _is_related(folder, numbers, newest, buffer):
+    related = _is_related(folder, numbers, newest, buffer)
+    if related or not any(newest.live["rows"]):
         return
     try:
         of_checkpoint = _Rows(folder, newest, buffer.rows)
-        if buffer.alone:
+        if related is False:
+            other = True
+        elif buffer.alone:
             other = _lacks(of_checkpoint, newest, buffer)
         else:  # the rows of a shard may lie in other shards now
             other = newest.config == buffer.config and _differs(of_checkpoint, newest, buffer)
@@ -108,26 +116,35 @@ def require_none(
 
 def _is_related(
     folder: pathlib.Path, numbers: Sequence[int], newest: Manifest, buffer: Buffer
-) -> bool:
+) -> bool | None:
     """Return whether a buffer continues the newest checkpoint, or goes back behind it.
 
-    Who goes back gives the newest one up. What continues that is another branch from then on.
+    A buffer that goes back gives the newest one up: what continues that is of another run from then
+    on. None is returned where only the rows can tell.
     """
-    own = set(lineage.line(buffer.save_id))
+    own, given_up = set(lineage.line(buffer.save_id)), _given_up.setdefault(folder, set())
     if newest.save_id in own:
         return True
-    given_up = _given_up.setdefault(folder, set())
     if own & given_up:
         return False
-    if buffer.tag in _tags.get(folder, ()):
+    back = bool(own) and (
+        buffer.save_id in lineage.line(newest.save_id) or _is_there(folder, numbers, own)
+    )
+    if not back and buffer.tag == _last.get(folder):  # its saves are ignored
         return True
-    back = buffer.save_id in lineage.line(newest.save_id)
-    for number in reversed(numbers if own and not back else ()):
+    if not back and buffer.tag not in _tags.get(folder, ()):
+        return None
+    given_up.add(newest.save_id)
+    return True
+
+
+def _is_there(folder: pathlib.Path, numbers: Sequence[int], own: set[int]) -> bool:
+    """Return whether a directory has a checkpoint with one of these save ids."""
+    for number in reversed(numbers):
         with contextlib.suppress(CheckpointError):  # damaged: an older one may tell
-            back = back or manifest.read(folder, number).save_id in own
-    if back:
-        given_up.add(newest.save_id)
-    return back
+            if manifest.read(folder, number).save_id in own:
+                return True
+    return False
 
 
 class _Rows:

@@ -130,7 +130,7 @@ def prepare(
             alone=alone,
         )
         other_run.require_none(folder, numbers, newest, own)
-    other_run.note(folder, tag)
+    other_run.note(folder, tag, saved=True)
     new_files = _NewFiles(number, now)
     segments = {of.name: _segments(of, places[of.name], base, new_files) for of in stores}
     written = _written_rows(index[".ring.flags"], stores[0], places[stores[0].name], new_files)

@@ -93,5 +93,5 @@ def opened(path: Any, item: Any, sampler: Any, extra: Any) -> tuple[Contents, An
         beside = extras.joined(found.extra, arrays, extra)
     contents.index = deferred.without_rows(whole)
     seen.note(folder, heads.values())
-    other_run.note(folder, tags.of(whole.ring.cursor))
+    other_run.note(folder, tags.of(whole.ring.cursor), saved=False)
     return contents, beside

@@ -229,7 +229,7 @@ def read(
         shapes.check(found, jax.eval_shape(lambda: init(**given)))
         with progress.shown("fbuf.load", sum(file.length for file in found.files.values())):
             state, arrays = reader.fill(folder, found, make(**given))
-    other_run.note(folder, tags.of(state.ring.cursor))
+    other_run.note(folder, tags.of(state.ring.cursor), saved=False)
     return found, state, arrays
 
 

@@ -21,6 +21,8 @@ from fbuf.command.main import main
 from fbuf.host import HostStore
 
 
+pytestmark = pytest.mark.usefixtures("random_tags")
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("made")

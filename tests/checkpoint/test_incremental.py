@@ -23,6 +23,8 @@ from fbuf.checkpoint import incremental, lineage, manifest
 from fbuf.checkpoint import seen as seen_checkpoints
 from fbuf.host import HostStore
 
+pytestmark = pytest.mark.usefixtures("random_tags")
+
 WARNING = r"all rows are written to .* again, .*state = fbuf\.save\(path, state\)"
 OTHER = "is of another buffer"
 SWEEP = pytest.mark.sweep

@@ -634,6 +634,7 @@ def test_a_buffer_goes_on_where_its_rows_lie(tmp_path):
 
 
 @pytest.mark.sweep
+@pytest.mark.usefixtures("random_tags")
 def test_two_stores_of_one_directory_do_not_mix(tmp_path):
     first = HostStore(jnp.int32(0), 8)
     first.add(np.arange(6, dtype=np.int32))
