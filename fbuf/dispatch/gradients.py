@@ -34,7 +34,7 @@ def refused(function: str, argument: str, tree: Any) -> Any:
     if not real:
         return tree
     names = tuple(argument + jax.tree_util.keystr(places[number][0]) for number in real)
-    same = _undifferentiated(function, names)(*(leaves[number] for number in real))
+    same = _undifferentiated(function, argument, names)(*(leaves[number] for number in real))
     for number, leaf in zip(real, same, strict=True):
         leaves[number] = leaf
     return structure.unflatten(leaves)
@@ -46,7 +46,9 @@ def _has(leaf: Any) -> bool:
 
 
 @functools.lru_cache(maxsize=1024)
-def _undifferentiated(function: str, names: tuple[str, ...]) -> Callable[..., tuple[Any, ...]]:
+def _undifferentiated(
+    function: str, argument: str, names: tuple[str, ...]
+) -> Callable[..., tuple[Any, ...]]:
     """Return a function that returns its arguments, of these names, and has no derivative."""
 
     @jax.custom_jvp
@@ -59,8 +61,8 @@ def _undifferentiated(function: str, names: tuple[str, ...]) -> Callable[..., tu
                 raise TypeError(
                     f"fbuf.{function}: {name} is differentiated, and no gradient goes through a "
                     "buffer: it would be 0. If none is wanted there, give "
-                    f"jax.lax.stop_gradient({name}). Else keep these rows out of the buffer, such "
-                    "as in the results of jax.lax.scan"
+                    f"jax.lax.stop_gradient({argument}). Else keep these rows out of the buffer, "
+                    "such as in the results of jax.lax.scan"
                 )
         return primals, tangents
 

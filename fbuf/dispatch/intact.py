@@ -39,6 +39,11 @@ def one_buffer(function: str, state: State[Any]) -> None:
             f"fbuf.{function}: state is a batch of buffers of shape {jnp.shape(state.fault)}; "
             f"use jax.vmap(lambda state: fbuf.{function}(state, ...))(state)"
         )
+    refuse_other_arrays(function, state)
+
+
+def refuse_other_arrays(function: str, state: State[Any]) -> None:
+    """Refuse a state whose arrays are those of no buffer."""
     places, tree = jax.tree.flatten_with_path(state)
     kept = 0 if state.next_obs is None else jnp.shape(state.next_obs.owner)[0]
     expected = _expected(tree, jnp.shape(state.ring.flags), kept, jnp.result_type(float).itemsize)

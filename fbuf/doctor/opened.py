@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fbuf.dispatch.call import refuse_consumed
+from fbuf.dispatch.intact import refuse_other_arrays
 from fbuf.mesh.shards import shards_here
 from fbuf.mesh.state import ShardedState
 from fbuf.state import State
@@ -82,6 +83,7 @@ def opened(buffer: Any, function: str) -> AbstractContextManager[list[Part]]:
 @contextlib.contextmanager
 def _(buffer: State, function: str) -> Generator[list[Part]]:  # pyright: ignore[reportMissingTypeArgument]
     check(buffer, function)
+    refuse_other_arrays(function, buffer)
     yield [of_state(buffer)]
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from fbuf.doctor.chunks import chunks, row_bytes
 from fbuf.doctor.leaves import Leaf
 from fbuf.doctor.opened import Part
-from fbuf.storage.ring import ENDS, REMOVED, STANDS_IN
+from fbuf.storage.ring import DUMMY, ENDS, REMOVED, STANDS_IN
 from fbuf.storage.stored_lanes import Lane
 
 OBSERVATIONS = frozenset(
@@ -173,7 +173,10 @@ def _stretch(
         following, known = _kept(part, leaves[0], slots, flags, observation)
     reward = None if rewards is None else rewards[slots]
     known &= flags & STANDS_IN == 0
-    return Stretch(env, flags, observation, action, reward, following, known)
+    # A step that only reset its environment is no row: the next one begins the episode.
+    steps = flags & DUMMY == 0
+    arrays = (flags, observation, action, reward, following, known)
+    return Stretch(env, *(None if array is None else array[steps] for array in arrays))  # pyright: ignore[reportArgumentType]
 
 
 def _read(part: Part, leaves: Sequence[int], slots: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

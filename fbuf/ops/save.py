@@ -25,6 +25,7 @@ from fbuf.checkpoint import (
 )
 from fbuf.checks import values as check
 from fbuf.dispatch.call import refuse_consumed, require_state
+from fbuf.dispatch.intact import refuse_other_arrays
 from fbuf.ops import remade
 from fbuf.runtime.interrupts import uninterrupted
 from fbuf.state import Item, State
@@ -112,6 +113,7 @@ def save(
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((state, extra))):
         raise TypeError("fbuf.save: state or extra is traced; call fbuf.save outside of jit")
     refuse_consumed("save", state)
+    refuse_other_arrays("save", state)
     keep = check.integer("save", "keep", keep)
     check.boolean("save", "background", background)
     folder = paths.local("fbuf.save", path)

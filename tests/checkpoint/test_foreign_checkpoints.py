@@ -20,8 +20,8 @@ from fbuf.checkpoint import incremental, lock_file, manifest
 from fbuf.command.main import main
 from fbuf.host import HostStore
 
-
 pytestmark = pytest.mark.usefixtures("random_tags")
+
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):

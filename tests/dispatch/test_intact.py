@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 
 import jax
 import jax.numpy as jnp
@@ -68,6 +69,8 @@ CALLS = {
     "rows": fbuf.rows,
     "read": lambda state: fbuf.read(state, fbuf.no_ids(4)),
     "clear": lambda state: fbuf.clear(state, donate=False),
+    "save": lambda state: fbuf.save(tempfile.mkdtemp(), state),
+    "report": fbuf.report,
 }
 
 

@@ -6,6 +6,8 @@ import pathlib
 import re
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.cart import buffer, run
@@ -414,3 +416,39 @@ def test_the_page_says_what_a_report_sees():
         r"\| the bug \| the report says \|\n\|[-| ]+\|\n((?:\|.*\n)+)", page.read_text()
     )
     assert table.splitlines() == rows, "\n" + "\n".join(rows)
+
+
+@pytest.mark.parametrize(
+    "name", ["CartPole-v1", pytest.param("Pendulum-v1", marks=pytest.mark.sweep)]
+)
+def test_steps_that_only_reset_are_no_rows_to_a_report(name):
+    """As in Gymnasium's default mode, where each end is followed by such a step."""
+    gym = pytest.importorskip("gymnasium")
+    from fbuf_adapters.gymnasium import Collector
+
+    envs = gym.make_vec(name, num_envs=2, vectorization_mode="sync")
+    envs.action_space.seed(0)
+    with Collector(envs, lambda *_: envs.action_space.sample(), seed=0) as collector:
+        state = fbuf.init(collector.item, 4000, **collector.options)
+        report = fbuf.report(collector.collect(state, 1000))
+    assert report.findings == (), report
+
+
+@pytest.mark.parametrize("kind", ["float32", "uint8"])
+def test_few_states_come_again_in_a_healthy_run(kind):
+    """Places on a grid, one number for each place: single rows are there often, and no run is."""
+    rng, place = np.random.default_rng(0), np.zeros(2, np.int64)
+    places, actions, ends = [], rng.integers(0, 4, 1600, dtype=np.int32), []
+    for action in actions:
+        places.append(place[0] * 5 + place[1])
+        place = np.clip(place + [(0, 1), (1, 0), (0, -1), (-1, 0)][action], 0, 4)
+        ends.append(bool((place == 4).all()))
+        place = np.zeros(2, np.int64) if ends[-1] else place
+    rows = {
+        "observation": np.eye(25, dtype=kind)[places],
+        "action": actions,
+        "reward": np.array(ends, np.float32),
+    }
+    state = fbuf.init(jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), rows), 1600)
+    report = fbuf.report(fbuf.add(state, rows, terminated=np.array(ends)))
+    assert report.findings == (), report

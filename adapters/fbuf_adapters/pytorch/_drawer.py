@@ -223,7 +223,10 @@ def turning(form: Any, recipe: Recipe, draw: Callable[..., Any]) -> Any:
     def program(
         leaves: tuple[jax.Array, ...], key: Any, turn: Any, count: Any, beta: Any, batch_size: int
     ) -> tuple[Any, jax.Array]:
-        state, key = jax.tree.unflatten(form, leaves), jax.random.wrap_key_data(key, impl=recipe.kind)
+        state, key = (
+            jax.tree.unflatten(form, leaves),
+            jax.random.wrap_key_data(key, impl=recipe.kind),
+        )
         if recipe.in_order:
             return in_epoch(state, key, turn, count, batch_size)
         return alone(state, key, turn, count, beta, batch_size)

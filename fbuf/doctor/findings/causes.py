@@ -76,7 +76,9 @@ def _rewards(stretches: Sequence[Stretch], actions: Sequence[Rows]) -> Iterator[
     """Find rewards of another row."""
     steps = [_step(of, action) for of, action in zip(stretches, actions, strict=True)]
     rewards = [np.asarray(of.reward) for of in stretches]
-    good = [np.isfinite(of) for of in rewards]
+    there = [np.pad(of.there, 1) for of in stretches]  # a row and both rows beside it
+    beside = [of[:-2] & of[1:-1] & of[2:] for of in there]
+    good = [np.isfinite(of) & ok for of, ok in zip(rewards, beside, strict=True)]
     target = np.concatenate([of[1:-1][ok[1:-1]] for of, ok in zip(rewards, good, strict=True)])
     if target.size < _FEW or not target.std():
         return

@@ -22,6 +22,10 @@ _TWICE = 0.3
 """The share of rows that are there already that is suspicious."""
 
 
+_RUN = 8
+"""The rows of a run."""
+
+
 def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
     """Yield the findings."""
     stretches = [of for of in found.stretches if of.flags.size >= _FEW and of.observation.size]
@@ -71,7 +75,7 @@ def _repeated(stretches: list[Stretch]) -> Iterator[Finding]:
         same = (of.observation[1:] == of.observation[:-1]).all(axis=1)
         stays, total = stays + int(same[of.inner].sum()), total + int(of.inner.sum())
         whole = _whole(of)[of.there]
-        twice += whole.shape[0] - np.unique(whole, axis=0).shape[0]
+        twice += _copies(whole)
         rows += whole.shape[0]
     if total >= _FEW and stays >= _MOST * total:
         yield Finding(
@@ -90,6 +94,20 @@ def _repeated(stretches: list[Stretch]) -> Iterator[Finding]:
             "Look whether rows are added twice, or a data set is loaded twice. If the task "
             "repeats itself exactly, all is well.",
         )
+
+
+def _copies(rows: np.ndarray[Any, Any]) -> int:
+    """Count the rows that are there already: one behind the other, or in a run of them.
+
+    Single rows come again wherever a task has few states. A run of them does not.
+    """
+    if rows.shape[0] < _RUN:
+        return 0
+    _, kinds = np.unique(rows, axis=0, return_inverse=True)
+    kinds = kinds.reshape(-1)
+    runs = np.lib.stride_tricks.sliding_window_view(kinds, _RUN)
+    again = runs.shape[0] - np.unique(runs, axis=0).shape[0]
+    return max(again, int((kinds[1:] == kinds[:-1]).sum()))
 
 
 def _whole(of: Stretch) -> np.ndarray[Any, Any]:
