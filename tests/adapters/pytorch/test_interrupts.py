@@ -318,3 +318,25 @@ def test_a_thread_is_waited_for_after_a_wait_that_was_interrupted(which):
     threading.Timer(0.1, may_end.set).start()
     assert close() is not False
     assert may_end.is_set()
+
+
+@pytest.mark.parametrize("sampler", [fbuf.Uniform(), fbuf.Prioritized(), fbuf.Shuffled()], ids=repr)
+def test_no_python_runs_within_the_call_of_a_program(sampler):
+    """There a signal handler could add a row, and consume the state that was read."""
+    names, batch = [], 4
+    with ReplayBuffer(64, sampler=sampler, batch_size=batch) as buffer:
+        buffer.extend({"n": torch.arange(64, dtype=torch.int32)})
+        for _ in range(3):
+            buffer.sample()
+
+        def trace(frame, event, arg):
+            names.append(frame.f_code.co_name)
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            buffer.sample()
+        finally:
+            sys.settrace(before)
+    assert "sample" in names
+    assert not [name for name in names if "flatten" in name]
