@@ -156,7 +156,6 @@ WIDE = {
     "remove ids.slot": lambda: fbuf.remove(filled(), fbuf.Ids(LARGE, ids().generation)),
     "read ids.slot": lambda: fbuf.read(filled(), fbuf.Ids(LARGE, LARGE)),
     "probability ids.slot": lambda: fbuf.probability(filled(), fbuf.Ids(LARGE, LARGE)),
-    "ids_at slots": lambda: fbuf.ids_at(filled(), LARGE),
     "neighbours ids.slot": lambda: fbuf.neighbours(filled(), fbuf.Ids(LARGE, LARGE), (1,)),
     "sequence_priority priority": lambda: fbuf.sequence_priority(LARGE, np.ones(2, bool)),
     "targets.gae reward": lambda: gae(LARGE),
@@ -196,7 +195,6 @@ ARGUMENTS = {
     "remove: ids.slot": lambda given: fbuf.remove(filled(), fbuf.Ids(given, ids().generation)),
     "write: fields['n']": lambda given: fbuf.write(filled(), ids(), {"n": given}),
     "end_episode: mask": lambda given: fbuf.end_episode(filled(), mask=given),
-    "ids_at: slots": lambda given: fbuf.ids_at(filled(), given),
     "sequence_priority: loss_mask": lambda given: fbuf.sequence_priority(
         np.ones(2, np.float32), given
     ),
@@ -267,7 +265,6 @@ MISUSE = [  # what is called, exactly which exception, and what it says
         ValueError,
         "must be of one shape",
     ),
-    (lambda: fbuf.ids_at(filled(), [0, 1]), TypeError, "slots must be an array, got a list"),
     (lambda: fbuf.write(filled(), ids(), {1: 1}), TypeError, "must be the name of a field"),
     (lambda: fbuf.write(filled(), ids(), {"z": 1, 1: 1}), TypeError, "must be the name of a field"),
     (lambda: fbuf.write(filled(), ids(), [1]), TypeError, "fields must be a dict"),

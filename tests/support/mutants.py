@@ -44,7 +44,11 @@ N_STEP, SEQUENCE = ("test_views.py", "n_step"), ("test_views.py", "test_sequence
 WINDOWED = "test_views.py", "test_window"
 MASKED = "test_masked.py", ""
 ENDS_ROOM, END_ROOM = ("test_ends_room.py", ""), ("test_end_room.py", "")
-NESTED, COPIED, WORDED = ("test_nested.py", ""), ("test_copies.py", ""), ("test_words.py", "")
+NESTED, COPIED, WORDED = (
+    ("test_nested_tensordicts.py", ""),
+    ("test_copies.py", ""),
+    ("test_words.py", ""),
+)
 DRAWN_N = "test_views.py", "drawn_n or every_n"
 TARGETS = "test_targets.py", ""
 NEXT_OF_STEPS = "test_targets.py", "lost or crossing"

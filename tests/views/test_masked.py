@@ -124,6 +124,7 @@ def test_the_same_in_every_way():
         check(jax.tree.map(lambda leaf, number=number: leaf[number], batches))
 
 
+@pytest.mark.filterwarnings("ignore:HostStore.add. the next observations of")
 @pytest.mark.parametrize("name", swept(["transition", "n_step", "hindsight", "return"]))
 def test_rows_on_the_host(name):
     store = lost(HostStore, lambda store, rows, **led_to: store.add(rows, **led_to) or store)
