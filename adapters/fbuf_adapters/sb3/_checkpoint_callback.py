@@ -21,13 +21,9 @@ class CheckpointCallback(callbacks.CheckpointCallback):
     leaves no half of one. The model comes last: where its file is, the other files of that
     checkpoint are whole.
 
-    Args:
-        save_freq: Save every so many calls of `env.step`.
-        save_path: The directory of the files.
-        name_prefix: The beginning of their names.
-        save_replay_buffer: Whether to save the replay buffer, too.
-        save_vecnormalize: Whether to save the statistics of a `VecNormalize`, too.
-        verbose: 2 prints the path of each file.
+    `save_freq` counts calls of `env.step`, `save_path` is the directory, and `name_prefix` begins
+    the names. `save_replay_buffer` and `save_vecnormalize` save the buffer and the statistics of a
+    `VecNormalize`, too. With `verbose=2` the path of each file is printed.
 
     Examples:
         >>> import os, tempfile
