@@ -168,6 +168,9 @@ def test_equality_says_what_compares():
             assert one != one
         assert one != 3
         assert one in [one]
+        shapes = jax.tree.map(jnp.shape, one)
+        assert shapes == jax.tree.map(jnp.shape, one)
+        assert shapes != jax.tree.map(lambda leaf: (1, *leaf.shape), one)
         with pytest.raises(TypeError, match="unhashable"):
             hash(one)
 
