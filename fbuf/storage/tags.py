@@ -46,7 +46,7 @@ def new() -> jax.Array | int:
     if not isinstance(jnp.zeros(()), jax.core.Tracer):
         return secrets.randbits(32) - 2**31
     # All processes of a cluster must compile the same program, and one of them may have made more.
-    number = next(_traced) if jax.process_count() == 1 else 0
+    number = 0 if jax.distributed.is_initialized() else next(_traced)
     bits = lax.rng_uniform(jnp.uint32(0), jnp.uint32(2**32 - 1), ())
     return lax.bitcast_convert_type(bits + jnp.uint32(number * _SPREAD % 2**32), jnp.int32)
 
