@@ -12,7 +12,7 @@ import time
 import jax
 import numpy as np
 import pytest
-from support import meshes, restored
+from support import meshes, restored, tags
 
 from fbuf import sharded
 
@@ -104,7 +104,8 @@ def test_two_processes_give_what_one_gives(names):
     mine, other = results(start("histories", names, turns))
     for name in names.split(","):
         sampler, views = meshes.SAMPLERS[name], meshes.views_of(name)
-        state, (batches, _) = meshes.run(sampler, views, 8, turns)
+        with tags.all_of(mine[name]["tag"]):
+            state, (batches, _) = meshes.run(sampler, views, 8, turns)
         assert {**mine[name]["state"], **other[name]["state"]} == parts(state.blocks)
         assert {**mine[name]["batches"], **other[name]["batches"]} == parts(batches)
 

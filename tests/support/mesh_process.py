@@ -29,6 +29,7 @@ jax.distributed.initialize(
 # Only now, as the lines above say how many devices JAX has.
 import fbuf  # noqa: E402
 from fbuf import sharded  # noqa: E402
+from fbuf.storage import tags  # noqa: E402
 from support import meshes, restored  # noqa: E402
 
 
@@ -55,7 +56,9 @@ def histories(names, turns):
         state, (batches, _) = meshes.quick_history(
             sharded, sampler, meshes.views_of(name), turns, state, meshes.inputs(0, turns)
         )
-        found[name] = {"state": parts(state.blocks), "batches": parts(batches)}
+        cursor = np.asarray(state.blocks.ring.cursor.addressable_shards[0].data)
+        tag = int(cursor[tags.ROW, 0])
+        found[name] = {"state": parts(state.blocks), "batches": parts(batches), "tag": tag}
     return found
 
 
