@@ -17,6 +17,7 @@ os.environ.setdefault("JAX_NUMPY_DTYPE_PROMOTION", "strict")
 # To say of each operation where it was called takes a tenth of the tests' time.
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 
+import collections
 import functools
 import gc
 import importlib.util
@@ -135,6 +136,7 @@ def pytest_collection_modifyitems(config, items):
     """Put long tests into the sweep; some run only where they are asked for."""
     if importlib.util.find_spec("brax") is None:  # its module can be imported all the same
         items[:] = [item for item in items if not is_example_of(item, "brax")]
+    cases = collections.Counter()
     for item in items:
         # Examples in docstrings each compile their own programs.
         if isinstance(item, pytest.DoctestItem) or item.get_closest_marker("optimised"):
@@ -143,6 +145,10 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.example)
             # No fixture of this folder reaches it.
             item.runtest = functools.partial(as_it_comes, item.runtest)
+        elif (first := item.get_closest_marker("first")) and not swept(item):
+            cases[item.parent, item.originalname] += 1
+            if cases[item.parent, item.originalname] > first.args[0]:
+                item.add_marker(pytest.mark.sweep)
         if item.get_closest_marker("soak") and "soak" not in config.option.markexpr:
             item.add_marker(pytest.mark.skip("takes minutes: ask for it with -m soak"))
     if PART:

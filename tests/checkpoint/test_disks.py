@@ -380,6 +380,7 @@ def test_a_dict_goes_with_its_last_field(tmp_path):
     assert state.storage.item.keys() == {"a", "none"}
 
 
+@pytest.mark.sweep
 def test_such_a_buffer_is_saved_elsewhere_and_goes_on(tmp_path):
     fbuf.save(tmp_path / "old", walked())
     state, _ = fbuf.load(tmp_path / "old", fill={"value": 0.0})

@@ -129,6 +129,7 @@ def test_nobody_is_told_where_nothing_is_written_twice(tmp_path, monkeypatch):
     fbuf.save(tmp_path / "of another process", filled())
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("how", ["init", "resize", "split", "capacity", "fill", "drop"])
 def test_a_buffer_made_of_another_one_has_no_save_id(tmp_path, how):
     item = {"x": jnp.zeros(2), "y": jnp.zeros(())}
@@ -259,6 +260,7 @@ def test_a_buffer_that_is_new_or_emptied(tmp_path):
     fbuf.save(tmp_path, filled(3))  # nothing is lost
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("change", ["extend", "resize", "capacity", "write", "around", "backup"])
 def test_a_run_that_changes_its_buffer_goes_on_there(tmp_path, change):
     """Also where it ignores what its saves return."""
@@ -302,6 +304,7 @@ def test_a_damaged_file_shows_nothing_of_the_run(tmp_path):
     same(seen(restored.load(tmp_path).state), seen(state))
 
 
+@pytest.mark.sweep
 @pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
 def test_two_buffers_over_a_mesh_by_turns_are_refused(tmp_path):
     made = lambda: fbuf.sharded.init(jnp.zeros(()), 64, mesh=meshes.mesh(2), num_envs=4)

@@ -45,6 +45,7 @@ def restarted(monkeypatch):
     monkeypatch.setattr(seen_checkpoints, "_seen", {})
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("lap", [-1, pytest.param(-2, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("every", [1, 4, 9])
 def test_a_buffer_is_saved_and_loaded_at_every_lap(tmp_path, monkeypatch, lap, every):
@@ -75,6 +76,7 @@ def test_what_is_new_alone_is_written_around_the_last_lap(tmp_path):
         same(seen(restored.load(tmp_path).state), seen(state))
 
 
+@pytest.mark.sweep
 def test_a_store_on_the_host_is_saved_at_every_lap(tmp_path):
     state = at_lap(fbuf.init(ITEM, CAPACITY, next_of="x", max_ends=CAPACITY), -1)
     row, given = step(0)

@@ -179,6 +179,7 @@ def test_every_save_is_the_buffer_of_that_moment(
             run.state = run.state if path == whole else saved
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     "sampler",
     [

@@ -79,6 +79,7 @@ def told(capsys, command, path):
     return code, [line for line in lines if not line.endswith(": whole")]
 
 
+@pytest.mark.first(16)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("file", [*ROWS, "index-00000002.npy", "MANIFEST-00000002"])
 def test_damage_of_the_newest_checkpoint(whole, tmp_path, capsys, file, kind):

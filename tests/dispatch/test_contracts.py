@@ -135,6 +135,7 @@ PLACES = [
 """Alone, and under vmap; each takes long to compile, so that most are for `make sweep`."""
 
 
+@pytest.mark.first(5)
 @pytest.mark.parametrize(("case", "seeds"), PLACES)
 def test_every_byte_is_in_place(case, seeds):
     step, sampler, options = case if len(case) == 3 else (*case, None)

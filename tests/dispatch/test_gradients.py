@@ -93,6 +93,7 @@ def test_a_gradient_through_a_buffer_is_refused_by_name(place, derivative):
         differentiate(lambda x: place(x, rows) * x)(2.0)
 
 
+@pytest.mark.first(4)
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
 def test_rows_that_say_so_have_no_gradient(place):
     stopped = lambda x: rows(jax.lax.stop_gradient(x))

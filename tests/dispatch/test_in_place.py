@@ -104,6 +104,7 @@ def mixed(state, key):
 TIED = [sample_then_add, only_data, two_batches, ends_after, others_written, asked_then_added]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("step", few(TIED, two_batches))
 def test_reads_and_writes_of_one_trace_are_tied(step, sampler):

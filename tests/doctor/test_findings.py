@@ -52,6 +52,7 @@ def few_of(names, few):
 FEW_HEALTHY = ("uniform", "prioritized windows", "limited, fresh first", "grouped", "evict lowest")
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("name", few_of(HEALTHY, FEW_HEALTHY))
 def test_a_buffer_in_good_order_has_no_finding(name):
     sampler, options = HEALTHY[name]

@@ -117,6 +117,7 @@ SAMPLERS = {
 FEW = ("all zero, mixture", "all zero, fresh first", "queue")
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     "name", [n if n in FEW else pytest.param(n, marks=pytest.mark.sweep) for n in SAMPLERS]
 )
@@ -162,6 +163,7 @@ def lengths_of(*lengths):
     return parts(state)[TITLES[0]]
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("lengths", [(20, 20, 20), (20, 20, 21), (1,)])
 def test_lengths_have_bars_at_whole_numbers(lengths):
     axes = lengths_of(*lengths)

@@ -348,6 +348,7 @@ def test_a_report_leaves_the_buffer_as_it_is():
     assert report.figures["rows"] == 160
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("sampler", [fbuf.Prioritized(), fbuf.Mixture(), fbuf.FreshFirst()])
 def test_shards_are_one_buffer(sampler):
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), "data")

@@ -82,6 +82,7 @@ def test_what_is_whole_is_no_warning(tmp_path, made):
     assert told(lambda: fbuf.load(tmp_path))[1] == []
 
 
+@pytest.mark.sweep
 def test_a_resize_counts_those_that_it_has_lost():
     state, said = told(lambda: fbuf.resize(filled(), N, max_ends=ROOM))
     assert said == [said[0]]
@@ -92,6 +93,7 @@ def test_a_resize_counts_those_that_it_has_lost():
     assert int(again.fault) == fbuf.Fault.LOST_NEXT  # and the fault stays
 
 
+@pytest.mark.sweep
 def test_an_extend_counts_them():
     small = fbuf.resize(filled(), 2 * N, max_ends=ALL)
     joined, (said,) = told(lambda: fbuf.extend(small, filled()))

@@ -82,6 +82,7 @@ def many(batch, error):
     return lax.map(lambda key: fbuf.thin(batch, key, 2000, error), keys)
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("kind", ["good", "bad", "nothing", "nothing and bad", "huge", "tiny"])
 @pytest.mark.parametrize(
     "sampler", ["prioritized", pytest.param("uniform", marks=pytest.mark.sweep)]
@@ -160,6 +161,7 @@ def test_a_batch_without_rows_is_masked():
     assert int(state.fault) == 0
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("size", [1, 15, 16, 17, 600])
 def test_large_batches_of_any_size(size):
     batch = large_batch("uniform", size=size)
@@ -182,6 +184,7 @@ def test_sequences_are_cut_whole():
     assert thin.data.item["x"].shape == (8, 3)
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("form", ["steps", "within", "traced", "mesh", "host"])
 def test_as_many_sequences_as_steps_are_cut_whole(form):
     """`SequenceSteps.time_major` says that the rows come first."""
@@ -347,6 +350,7 @@ def over_shards(devices):
     return state, batch, jax.device_put(error, mask.sharding)
 
 
+@pytest.mark.sweep
 @pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices")
 @pytest.mark.parametrize("devices", [2, pytest.param(8, marks=pytest.mark.sweep)])
 def test_a_batch_over_a_mesh_is_thinned_as_one_batch(devices):

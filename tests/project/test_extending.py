@@ -37,6 +37,7 @@ def then_add(state, key):
     return state, consumed(batch)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("body", "sampler", "seeds"),
     [
@@ -133,6 +134,7 @@ COMPOSED = {
 """Samplers of a user inside of fbuf's, and around them."""
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", COMPOSED)
 def test_samplers_of_users_compose_with_fresh_rows_and_groups(name):
     sampler, count = COMPOSED[name], 40_000
@@ -186,6 +188,7 @@ def test_groups_are_found_inside_of_a_sampler_of_a_user():
         fbuf.group_sizes(fbuf.init({"task": jnp.int32(0)}, 8, sampler=fbuf.EvictLowest()))
 
 
+@pytest.mark.sweep
 def test_a_sampler_of_a_user_draws_beside_fresh_rows_over_a_mesh():
     mesh = jax.make_mesh((1,), ("data",))
     sampler = fbuf.FreshFirst(Newest(steps=2), most=4)

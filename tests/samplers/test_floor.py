@@ -54,6 +54,7 @@ def test_a_bad_priority_gets_no_floor():
     np.testing.assert_allclose(stored(state)[:5], [1, 1, 1, 2, 3], rtol=1e-6)
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(("floor", "first"), [(0.0, 1), (0.25, 1), (1.0, 1), (16.0, 4)])
 @pytest.mark.parametrize("ever", [False, True])
 def test_the_first_rows_are_not_below_the_floor(floor, first, ever):
@@ -81,6 +82,7 @@ def test_with_a_floor_there_is_always_something_to_draw():
         assert bool(fbuf.can_sample(state)) == (fault == 0)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("move", ["resize", "extend", "mixture"])
 def test_stored_priorities_are_taken_over_if_the_floor_is_the_same(move):
     wrap = (lambda s: fbuf.Mixture(priorities=s)) if move == "mixture" else (lambda s: s)

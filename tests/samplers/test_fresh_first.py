@@ -117,6 +117,7 @@ def history(pair, sizes, seed, often, resize=None):
             resize(pair, rng)
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize(("shape", "sampler", "autoreset", "sizes"), CASES)
 def test_fresh_starts_come_first_and_once(shape, sampler, autoreset, sizes, request):
     quick = request.node.get_closest_marker("sweep") is None
@@ -195,6 +196,7 @@ MOVED = [
 ]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("shape", "its", "sampler", "autoreset", "capacities", "seeds"), MOVED)
 def test_what_waits_goes_through_loads_and_merges(
     tmp_path, shape, its, sampler, autoreset, capacities, seeds
@@ -212,6 +214,7 @@ RESIZED = [
 ]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("shape", "sampler", "seeds"), RESIZED)
 def test_what_waits_is_kept_by_a_resize_at_any_time(shape, sampler, seeds):
     def resized(pair, rng):
@@ -222,6 +225,7 @@ def test_what_waits_is_kept_by_a_resize_at_any_time(shape, sampler, seeds):
         history(FreshPair(shape, fbuf.FreshFirst(sampler)), (3, 9), seed, 0.3, resized)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "sampler",
     [
@@ -246,6 +250,7 @@ def test_a_resize_serves_no_row_again(sampler):
     np.testing.assert_array_equal(rest.data[:waiting], kept.data[:waiting])
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("options", [{"every": 4}, {"sampler": fbuf.Uniform(window=4, stride=4)}])
 def test_windows_that_do_not_overlap_wait_behind_a_resize(options):
     """They begin at other steps there, and as many are fresh."""
@@ -259,6 +264,7 @@ def test_windows_that_do_not_overlap_wait_behind_a_resize(options):
             assert int(found["fresh"]) == int(fbuf.stats(state)["fresh"]) > 0
 
 
+@pytest.mark.sweep
 def test_missed_rows_are_counted_and_stay_counted_in_a_resize():
     state = fbuf.init(jnp.int32(0), 4, sampler=fbuf.FreshFirst())
     state = fbuf.add(state, jnp.arange(10, dtype=jnp.int32))
@@ -281,6 +287,7 @@ def test_the_count_of_a_batch_is_what_counts_as_drawn():
     assert batch.data.tolist() == [2, 3, 4, 5, 6, 7]
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("other", [own.Newest(steps=3), own.Hot(0.5)], ids=["newest", "hot"])
 def test_samplers_of_users_draw_the_rest(other):
     state = fbuf.init(jnp.int32(0), 16, sampler=fbuf.FreshFirst(other))
@@ -312,6 +319,7 @@ def test_the_rest_is_as_likely_as_its_sampler_makes_it():
     assert scipy_stats.chisquare(counts[there], expected).pvalue > 1e-4
 
 
+@pytest.mark.sweep
 def test_a_population_draws_as_each_member_does():
     samplers = fbuf.FreshFirst(fbuf.Uniform(window=2))
 
@@ -441,6 +449,7 @@ def test_rows_without_a_start_are_not_missed():
     assert int(fbuf.stats(state)["missed"]) == 12 - 3
 
 
+@pytest.mark.sweep
 def test_missed_rows_of_two_buffers_add_up():
     """Those of one count once, also where its lanes go to several shards."""
 

@@ -164,6 +164,7 @@ CASES = [
 ]
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("shape", "sampler", "autoreset", "sizes"), CASES)
 def test_each_row_is_as_likely_as_its_group_makes_it(shape, sampler, autoreset, sizes, request):
     quick = request.node.get_closest_marker("sweep") is None
@@ -196,6 +197,7 @@ def test_groups_are_kept_by_a_resize_at_any_time(shape):
         history(GroupPair(shape, grouped(window=2)), (3, 9), seed, resized)
 
 
+@pytest.mark.sweep
 @pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
 def test_rows_of_a_group_are_drawn_alike_over_a_mesh():
     mesh = jax.make_mesh((2,), ("data",))
@@ -234,6 +236,7 @@ def test_groups_are_drawn_as_often_as_they_should():
     np.testing.assert_allclose(of_group, [1 / 6, 2 / 6, 3 / 6], atol=0.012)
 
 
+@pytest.mark.sweep
 def test_a_resize_and_an_extend_keep_groups():
     state = fbuf.init(ITEM, 10_000, sampler=grouped(window=3))
     numbers = np.arange(9000)
@@ -261,6 +264,7 @@ def test_a_list_of_shares_is_a_tuple():
     assert grouped(shares=[1.0, 2.0, 3.0]) == grouped(shares=(1.0, 2.0, 3.0))
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("groups", [2, 5, 3000])
 def test_a_group_is_chosen_by_its_share_to_the_last_bit(groups):
     """Each word above or below the edge of a share chooses the group on its side."""
@@ -300,6 +304,7 @@ def test_shares_of_users_compose_with_fresh_rows():
     assert set(np.asarray(rows.data["group"])[np.asarray(rows.mask)].tolist()) == {1}
 
 
+@pytest.mark.sweep
 def test_rows_on_the_host_have_groups():
     store = fbuf.host.HostStore(ITEM, 64, num_envs=2, sampler=grouped(window=2))
     plain = fbuf.init(ITEM, 64, num_envs=2, sampler=grouped(window=2))

@@ -242,6 +242,7 @@ CASES = [
 ]
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("shape", "sampler", "autoreset", "sizes"), CASES)
 def test_no_row_is_drawn_beyond_its_limits(shape, sampler, autoreset, sizes, request):
     quick = request.node.get_closest_marker("sweep") is None
@@ -249,6 +250,7 @@ def test_no_row_is_drawn_beyond_its_limits(shape, sampler, autoreset, sizes, req
         history(LimitedPair(shape, sampler, autoreset), sizes, seed)
 
 
+@pytest.mark.sweep
 @pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
 @pytest.mark.parametrize(
     ("shape", "sampler", "autoreset", "seeds"),
@@ -302,6 +304,7 @@ def test_limits_hold_on_eight_devices(sampler):
         history(LimitedOnEight((8, 4, True), sampler, "next_step"), (3, 9), seed)
 
 
+@pytest.mark.sweep
 def test_fresh_rows_of_all_shards_count_as_used():
     """The candidates that are taken keep their places: the first ones are the fresh rows."""
     sampler = fbuf.Limited(fbuf.FreshFirst(most=3), max_uses=1)
@@ -319,6 +322,7 @@ def test_fresh_rows_of_all_shards_count_as_used():
     assert int(sharded.stats(state)["fresh"]) == 0
 
 
+@pytest.mark.sweep
 def test_lives_over_a_mesh_are_kept_by_save_and_load(tmp_path):
     sampler = fbuf.Limited(max_uses=1, version="version")
     state = sharded.init(ITEM, 16, mesh=meshes.mesh(1), shards=2, sampler=sampler)
@@ -354,6 +358,7 @@ RESIZED = [
 ]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("shape", "sampler", "seeds"),
     [(*RESIZED[0], 2), *(pytest.param(*case, 8, marks=SWEEP) for case in RESIZED)],
@@ -368,6 +373,7 @@ def test_lives_are_kept_by_a_resize_at_any_time(shape, sampler, seeds):
         history(LimitedPair(shape, sampler_), (3, 9), seed, resized)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("window", [1, 2])
 def test_rows_of_old_versions_stay_retired_in_a_resize(window):
     """Also those whose version was written anew since."""
@@ -477,6 +483,7 @@ def test_stale_rows_that_the_search_does_not_reach_are_not_drawn():
     assert (likely[:1500] > 0).all()
 
 
+@pytest.mark.sweep
 def test_stale_rows_that_the_search_does_not_reach_share_in_the_probability():
     """By 4 %, as the pages say; until the rows before them are gone, and an expire finds them."""
     item = {"number": jnp.int32(0), "version": jnp.int32(0)}
@@ -516,6 +523,7 @@ def test_rows_of_a_policy_that_is_too_old_are_not_drawn_when_they_come_late():
     assert int(fbuf.sample(state, jax.random.key(0), 200).data["version"].min()) >= 2500
 
 
+@pytest.mark.sweep
 def test_rows_on_the_host_have_limits():
     sampler = fbuf.Limited(max_uses=1, version="version")
     store = fbuf.host.HostStore(ITEM, 16, sampler=sampler)
@@ -580,6 +588,7 @@ MISUSE = {
 }
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     "sampler",
     [

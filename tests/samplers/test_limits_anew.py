@@ -81,6 +81,7 @@ QUICK = [
 ]
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("sampler", "old", "new"),
     [
@@ -153,6 +154,7 @@ def test_served_rows_with_a_higher_limit_are_not_fresh_again():
     assert bool(batch.mask.all())
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "limits", [pytest.param({"max_uses": 1}, marks=SWEEP), {"max_age": 5}], ids=str
 )

@@ -94,6 +94,7 @@ def buffers():
     return plain, per, apart
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("jitted", [pytest.param(False, marks=pytest.mark.sweep), True])
 def test_a_batch_from_several_buffers(jitted):
     plain, per, apart = buffers()

@@ -74,6 +74,7 @@ def buffer(sampler):
     return fbuf.add(fbuf.init({"task": jnp.int32(0)}, 8, sampler=sampler), ROWS)
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize(
     "around",
     [
@@ -117,6 +118,7 @@ def test_a_sampler_that_plans_nothing_is_reported_inside_of_those_that_do(around
     assert found["num_hot"] == 0
 
 
+@pytest.mark.sweep
 def test_the_lowest_priority_of_all_shards_is_reported_and_not_their_sum():
     mesh, sampler = jax.make_mesh((1,), ("data",)), fbuf.EvictLowest(fbuf.Prioritized(alpha=1.0))
     state = fbuf.sharded.init(jnp.int32(0), 8, mesh=mesh, shards=2, sampler=sampler)

@@ -163,6 +163,7 @@ def same(one, other):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("sampler", [fbuf.Reservoir(3), LOWEST, EVER], ids=["any", "low", "ever"])
 @pytest.mark.parametrize("seeds", [3, pytest.param(70, marks=SWEEP)])
 def test_rows_are_where_the_sampler_puts_them(sampler, seeds):
@@ -276,6 +277,7 @@ class Shards:
             )
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("sampler", [fbuf.Reservoir(3), LOWEST, EVER], ids=["any", "low", "ever"])
 @pytest.mark.parametrize(
     ("seeds", "number", "devices"),
@@ -293,6 +295,7 @@ def test_each_shard_places_its_own_rows(sampler, seeds, number, devices):
             shards.agree()
 
 
+@pytest.mark.sweep
 def test_shards_of_different_numbers_of_rows_are_drawn_by_these():
     state = sharded.init(jnp.int32(0), 32, mesh=meshes.mesh(1), shards=4, sampler=fbuf.Reservoir())
     added = np.array([40, 20, 8, 4])
@@ -327,6 +330,7 @@ def test_shards_do_not_keep_the_same_places():
     assert one != two
 
 
+@pytest.mark.sweep
 def test_shards_choose_apart():
     """A row is kept in one shard whatever another one keeps; each as often."""
     size, runs, sampler = 6, 4000, fbuf.Reservoir(1)
@@ -407,6 +411,7 @@ def test_more_rows_than_a_word_counts():
     assert fbuf.rows(state).data.tolist() == [0, 1, 2, 3]
 
 
+@pytest.mark.sweep
 def test_a_choice_among_more_rows_than_a_word_counts():
     """Among 2**40 rows, about one in 64 runs gives one of 4,096 rows one of so many slots."""
     ring = jax.eval_shape(lambda: fbuf.init(jnp.int8(0), 2**22, sampler=fbuf.Reservoir()).ring)
@@ -429,6 +434,7 @@ def test_bad_priorities_are_faults_where_rows_are_kept():
     assert fbuf.Fault(int(state.fault)) == fbuf.Fault.BAD_PRIORITY
 
 
+@pytest.mark.sweep
 def test_a_population_keeps_its_own_rows():
     def run(offset, sampler):
         state = fbuf.init(jnp.int32(0), 6, sampler=sampler)
@@ -446,6 +452,7 @@ def test_a_population_keeps_its_own_rows():
                 np.testing.assert_array_equal(a, b[member])
 
 
+@pytest.mark.sweep
 def test_rows_on_the_host_are_placed_alike():
     for sampler in (fbuf.Reservoir(), LOWEST):
         store = fbuf.host.HostStore(jnp.int32(0), 6, sampler=sampler)
@@ -517,6 +524,7 @@ def test_misuse_of_placed_rows_is_refused_by_name(name):
         call()
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("sampler", [fbuf.Reservoir(), LOWEST], ids=["any", "low"])
 def test_rows_are_carried_over_as_the_message_says(sampler):
     state = fbuf.init(jnp.int32(0), 8, sampler=sampler)

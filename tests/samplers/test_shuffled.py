@@ -234,6 +234,7 @@ def numbered(state, steps):
     return jax.lax.map(lambda step: module.sample(state, jax.random.key(0), 4, step=step), steps)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("form", ["starts", "episodes", "mesh"])
 def test_a_traced_number_below_0_is_an_epoch_of_its_own_or_no_row(form):
     """A counter that goes around is not refused, for it is traced."""

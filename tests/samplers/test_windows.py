@@ -201,6 +201,7 @@ def test_so_it_does_without_a_priority_above_zero():
         fbuf.raise_on_fault(state)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("of_a_mesh", [False, True])
 def test_so_it_does_when_rows_have_lost_their_priorities_or_are_gone(of_a_mesh):
     of, options = (sharded, {"mesh": meshes.mesh(1)}) if of_a_mesh else (fbuf, {})

@@ -38,6 +38,7 @@ def test_spans_are_those_found_row_by_row(overwritten):
         assert found == one_by_one(*given)
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("steps", [3, 8, 11])
 @pytest.mark.parametrize(("envs", "lockstep"), [(None, True), (3, True), (3, False)])
 def test_lanes_have_their_rows_in_order(envs, lockstep, steps):

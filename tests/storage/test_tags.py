@@ -118,6 +118,7 @@ def unchanged(form, state, ids):
         fbuf.raise_on_fault(state)
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("form", FORMS)
 def test_ids_of_demonstrations_change_no_online_row(form):
     online, demonstrations = filled(empty()), filled(empty(), first=50)
@@ -146,6 +147,7 @@ def test_a_load_is_another_buffer_on_the_host(tmp_path):
         assert loaded.read(loaded.sample(jax.random.key(0), 4).ids).mask.all()
 
 
+@pytest.mark.sweep
 def test_over_a_mesh(tmp_path):
     mesh = jax.make_mesh((2,), ("data",))
     make = lambda: fbuf.sharded.add(

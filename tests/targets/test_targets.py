@@ -213,6 +213,7 @@ CASES = [(view, buffer) for view in VIEWS for buffer in range(len(BUFFERS))]
 QUICK = [("burnt in", 1), ("by time", 0), ("crossing", 1)]
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("view", "buffer", "seeds"),
     [
@@ -289,6 +290,7 @@ def test_segments_of_a_queue_are_joined_at_what_the_last_step_led_to():
         np.testing.assert_array_equal(found.advantage, np.zeros((2, 4)))
 
 
+@pytest.mark.sweep
 def test_of_rows_on_the_host():
     options = {"next_of": "observation", "max_ends": 8, "num_envs": 2, "sampler": fbuf.Fifo()}
     state, store = fbuf.init(ITEM, 16, **options), HostStore(ITEM, 16, **options)

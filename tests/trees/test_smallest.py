@@ -15,6 +15,7 @@ from fbuf.trees.sum_tree import Aggregate
 KEEPS = (Aggregate.SUM, Aggregate.LARGEST_INVERSE)
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("capacity", [1, 15, 16, 300, 9000])
 def test_it_is_the_next_one_around_the_end(capacity):
     rng = np.random.default_rng(0)

@@ -105,6 +105,7 @@ def episodes():
     return fbuf.add(state, items, truncated=ends, time_major=True)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("strategy", "slot", "numbers"),
     [
@@ -468,6 +469,7 @@ def mixed_up(lockstep):
     return pair
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("view", "lockstep"),
     [
@@ -547,6 +549,7 @@ def test_copies_are_chosen_apart():
     assert stats.chisquare(counts).pvalue > 1e-4
 
 
+@pytest.mark.sweep
 def test_copies_have_the_goal_and_the_reward_alone():
     state = episodes()
     for copies in (None, 1, 4):
@@ -578,6 +581,7 @@ def test_views_of_equal_shares_are_equal():
     assert hash(one) == hash(other)
 
 
+@pytest.mark.sweep
 @pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
 def test_any_row_over_a_mesh_is_of_all_shards():
     """Shards have different numbers of rows, some are removed; all that are left are as likely."""
@@ -602,6 +606,7 @@ def test_any_row_over_a_mesh_is_of_all_shards():
     assert stats.chisquare([counts[n] for n in left]).pvalue > 1e-4
 
 
+@pytest.mark.sweep
 def test_some_any_rows_over_a_mesh_are_of_other_shards():
     """Each shard has an episode of its own, so a goal of another one is of any row."""
     state = sharded.init(ITEM, 32, mesh=meshes.mesh(1), shards=4, num_envs=4)
@@ -614,6 +619,7 @@ def test_some_any_rows_over_a_mesh_are_of_other_shards():
         np.testing.assert_allclose(elsewhere, 0.5 * 0.75, atol=4 * 0.5 / 4000**0.5)
 
 
+@pytest.mark.sweep
 def test_any_row_of_one_shard_is_that_of_the_plain_buffer():
     one = sharded.init(ITEM, 32, mesh=meshes.mesh(1), shards=1)
     one = sharded.add(one, item_of(np.arange(9)))

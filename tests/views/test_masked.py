@@ -103,6 +103,7 @@ def swept(names):
     return [pytest.param(n, marks=[pytest.mark.sweep] * (n in SWEPT)) for n in names]
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("name", swept([*VIEWS, *OTHERS]))
 def test_draws_beyond_the_count_and_of_an_empty_buffer(name):
     """Episodes have 3 steps, so that there would be rewards, frames and goals to take."""
@@ -124,6 +125,7 @@ def test_the_same_in_every_way():
         check(jax.tree.map(lambda leaf, number=number: leaf[number], batches))
 
 
+@pytest.mark.first(1)
 @pytest.mark.filterwarnings("ignore:HostStore.add. the next observations of")
 @pytest.mark.parametrize("name", swept(["transition", "n_step", "hindsight", "return"]))
 def test_rows_on_the_host(name):
@@ -134,6 +136,7 @@ def test_rows_on_the_host(name):
     jax.tree.map(np.testing.assert_array_equal, batch, ours)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ["n_step", "hindsight"])
 def test_over_a_mesh(name):
     make = functools.partial(sharded.init, mesh=meshes.mesh(1), shards=2)

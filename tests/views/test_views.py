@@ -432,6 +432,7 @@ def _reached(achieved, goal):
     return jnp.where(achieved == goal, 0.0, -1.0)
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize(
     "view",
     [

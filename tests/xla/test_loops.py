@@ -126,6 +126,7 @@ def same_key(theirs: jax.Array, ours: jax.Array) -> None:
     np.testing.assert_array_equal(*map(jax.random.key_data, (theirs, ours)))
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("derived", [folded, parted])
 def test_derived_keys_are_those_of_jax(derived: Any) -> None:
     """For a key of the new kind and of the old one, of another generator, and for a batch."""

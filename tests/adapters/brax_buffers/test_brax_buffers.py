@@ -119,6 +119,7 @@ def trained(buffer, state, count):
     return jax.lax.scan(step, state, jax.random.split(KEY, count))
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("kind", [Uniform, PrioritizedSamplingQueue, Queue])
 def test_a_scanned_loop_copies_no_rows(kind):
     def temporary(size):
@@ -147,6 +148,7 @@ def test_outside_jit_the_state_before_stays_good(kind):
     assert before.replace(key=KEY).insert_position == 3
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("kind", [Uniform, PrioritizedSamplingQueue, Queue])
 def test_under_vmap_and_pmap_each_buffer_is_its_own(kind):
     buffer = kind(8, jnp.int32(0), 2)

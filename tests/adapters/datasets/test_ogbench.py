@@ -75,6 +75,7 @@ def test_no_window_reaches_the_next_trajectory(write):
     np.testing.assert_array_equal(data.valid["observation"][:, 1], ~ends)
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("lengths", [(1, 3), (3, 1), (2,), (1, 1, 5), (5, 1, 1, 4), (600, 3, 700)])
 @pytest.mark.parametrize("next_of", [None, "observation"])
 def test_trajectories_of_any_length(write, monkeypatch, lengths, next_of):

@@ -95,6 +95,7 @@ CONFIGS = [  # environments, steps, window, period, and the steps of each add
 ]
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("environments", "steps", "window", "period", "adds"), CONFIGS)
 @pytest.mark.filterwarnings("ignore:.*is larger than sample_sequence_length")
 def test_windows_are_those_of_the_oracle(environments, steps, window, period, adds):
@@ -138,6 +139,7 @@ PRIORITISED = [
 ]
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("environments", "steps", "window", "period", "adds"), PRIORITISED)
 def test_probabilities_are_those_of_the_oracle(environments, steps, window, period, adds):
     buffer = fbx.make_prioritised_trajectory_buffer(
@@ -364,6 +366,7 @@ def test_calls_from_python_consume_nothing():
     assert float(empty.experience.sum()) == 0 < float(one.experience.sum())
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("prioritised", EITHER)
 def test_seeds_are_mapped_and_devices_too(prioritised):
     buffer, keys = made(prioritised, steps=20), jax.random.split(jax.random.key(0), 2)

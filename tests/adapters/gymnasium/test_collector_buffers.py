@@ -87,6 +87,7 @@ def test_the_rows_are_those_of_a_plain_buffer(kind, mode):
     assert len(columns(filled[1])[0][0]) > 15
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("kind", [host, sharded])
 def test_an_environment_that_raises_leaves_the_whole_steps(kind):
     """And a dummy that is due stays one in another buffer, for an environment did not reset yet."""

@@ -83,6 +83,7 @@ def right(buffer):
     return found
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize(
     ("make", "options", "mode"),
     [

@@ -218,6 +218,7 @@ def ascending(leaves):
     return sorted(places)
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     "case", [slow(case) if case in SWEEP else pytest.param(case) for case in TABLE]
 )

@@ -50,6 +50,7 @@ def ids_of(batch):
     return batch["more"][0]["ids"] if isinstance(batch, dict) else batch.ids
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("way", ["state_dict", "directory"])
 @pytest.mark.parametrize("kind", [of_dicts, on_the_host, of_tensordicts, with_a_transform])
 def test_batches_drawn_ahead_name_their_rows(kind, way, tmp_path):

@@ -120,6 +120,7 @@ def test_a_step_that_waits_is_a_copy(monkeypatch):
     assert counted.buffer.observations[counted.buffer.pos - 1].tolist() == [[7, 7, 7]]
 
 
+@pytest.mark.sweep
 def test_many_steps_may_wait(monkeypatch):
     """As while a program compiles."""
     counted = Counted(fbuf.Uniform(), monkeypatch)

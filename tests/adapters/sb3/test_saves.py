@@ -119,6 +119,7 @@ def test_a_save_amid_a_save_is_refused(tmp_path, monkeypatch):
     buffer.save(tmp_path / "buffer")
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("sampler", [fbuf.Uniform(), fbuf.Prioritized()], ids=["uniform", "per"])
 def test_a_loaded_buffer_goes_on(tmp_path, sampler):
     """With the next batch, and within the episode; also from a file of Stable-Baselines3's save."""
@@ -209,6 +210,7 @@ def test_an_algorithm_with_priorities_saves_whole_files(tmp_path, monkeypatch):
         assert model.replay_buffer.size() == size
 
 
+@pytest.mark.sweep
 def test_n_steps_of_an_algorithm_are_those_of_its_buffer(recwarn):
     """Also of a class that is given, and without a warning that they are ignored."""
     for more in ({"replay_buffer_class": ReplayBuffer}, {}):

@@ -100,6 +100,7 @@ def keys(batch):
     return [b"".join(part[row].tobytes() for part in parts) for row in range(len(parts[0]))]
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("name", "n_envs"),
     [
@@ -213,6 +214,7 @@ class Images(gym.Env):
         return self.frame(), 1.0, kind < 0.1, 0.1 < kind < 0.2, {}
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("n_steps", [1, pytest.param(3, marks=SWEEP)])
 def test_stacks_of_frames_are_taken_apart(n_steps):
     """As `VecFrameStack` makes them; the oldest rows, whose frames are gone, are never drawn."""
@@ -473,6 +475,7 @@ def test_a_draw_amid_a_write_leaves_nothing_behind(monkeypatch):
     assert set(keys(tuple(buffer.sample(500))[:5])) <= set(keys(every_row(buffer)))
 
 
+@pytest.mark.first(6)
 @pytest.mark.parametrize("reset", [False, True])
 @pytest.mark.parametrize("ends", [0, 1])
 @pytest.mark.parametrize("n_envs", [1, 3])
@@ -539,6 +542,7 @@ def every_row(buffer):
     return (*jax.tree.map(flat, trees), ends, flat(stored.rewards)[:, None])
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("steps", "written"), [(7, 5), (13, 13), (50, 41)])
 def test_each_row_is_drawn_as_often_as_any_other(steps, written):
     buffer, _ = both(FLOATS, 3, size=30)

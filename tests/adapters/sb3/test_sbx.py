@@ -75,6 +75,7 @@ def assert_same(batch, wanted):
         assert one.dtype == other.dtype
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("batch_size", [3, 256])
 @pytest.mark.parametrize("name", SPACES)
 def test_no_number_is_copied(crossings, name, batch_size):
@@ -105,6 +106,7 @@ def test_64_bits_are_kept_where_jax_has_them():
         assert_same(batch, filled(DOUBLES, spaces.Discrete(5), arrays="torch").sample(16))
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("options", [{}, STEPS])
 @pytest.mark.parametrize("space", [FLOATS, DOUBLES, spaces.Dict({"a": FLOATS, "b": DOUBLES})])
 def test_batches_are_normalised(space, options):
@@ -138,6 +140,7 @@ def test_what_sbx_calls_gives_the_array_itself():
     assert jax.jit(jnp.sum)(batch.discounts.numpy()) > 0
 
 
+@pytest.mark.sweep
 def test_a_batch_is_its_own_whatever_comes_after():
     buffer = filled(FLOATS)
     batches = [buffer.sample(256) for _ in range(3)]

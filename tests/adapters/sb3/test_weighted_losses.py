@@ -80,6 +80,7 @@ def test_a_loss_that_is_not_known_says_so():
     assert type(made.sample(4).rewards) is torch.Tensor
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("kind", "env"),
     [

@@ -61,6 +61,7 @@ def mixed(state):
     return wrong
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("options", [{}, {"lockstep": False}, {"next_of": "observation"}], ids=str)
 def test_two_collectors_by_turns(options):
     one, other = counted(0), counted(1)
@@ -143,6 +144,7 @@ def test_both_go_on_from_a_checkpoint(tmp_path, restored):
     assert mixed(state) == 0  # the step of another buffer is missing here
 
 
+@pytest.mark.sweep
 def test_the_place_is_no_array_of_the_buffer():
     """Which the next call consumes."""
     one = counted(0, 1)
