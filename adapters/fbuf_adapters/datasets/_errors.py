@@ -6,6 +6,7 @@ import importlib
 import os
 from typing import Any
 
+from fbuf.adapter_api import foreign_files
 from fbuf_adapters.datasets import _others
 
 
@@ -56,9 +57,10 @@ def unreadable(
         kind: The kind that the file should be of.
         error: The exception that ended the load.
     """
+    refused = any(isinstance(e, foreign_files.Refusal) for e in (error, error.__cause__))
+    why = str(error) if refused else f"it is cut off, damaged, or no {kind} ({error})"
     found = DatasetError(
-        f"{where}: {os.fspath(path)!r} cannot be read: it is cut off, damaged, or no {kind} "
-        f"({error}){_others.of_path(path)}"
+        f"{where}: {os.fspath(path)!r} cannot be read: {why}{_others.of_path(path)}"
     )
     found.state = getattr(error, "state", None)
     for note in getattr(error, "__notes__", ()):

@@ -140,6 +140,10 @@ def from_pandas(
     return load(where, data, into, Options(sampler, next_of, casts, (), progress))
 
 
+_ENDS = ("done", "dones", "terminal", "terminals", "is_terminal", "next.done")
+"""Names that others give to the column of ends."""
+
+
 def _flat(
     where: str,
     names: list[str],
@@ -152,8 +156,11 @@ def _flat(
     shown = ", ".join(map(foreign_files.printable, names)) or "none"
     for argument, name in (("terminated", terminated), ("truncated", truncated)):
         if name is not None and name not in names:
+            often = [other for other in _ENDS if other in names and argument == "terminated"]
+            advice = f"; if episodes end by {often[0]}, give terminated={often[0]!r}" if often else ""
             raise DatasetError(
                 f"{where}: {argument} is {name!r}, which no column is called; there are {shown}"
+                f"{advice}"
             )
     told = truncated if truncated is not None else "truncated" if "truncated" in names else None
     for name in drop:

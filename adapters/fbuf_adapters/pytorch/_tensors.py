@@ -27,7 +27,7 @@ def check(leaf: Any) -> None:
     if _is_of_vmap(leaf):
         raise InteropError(
             "belongs to torch.func.vmap, which shows one row of a batch and has no memory for it; "
-            "call this outside of vmap, and give all rows at once to extend()"
+            "call this once, outside of vmap, with the whole batch (extend() adds one)"
         )
     if leaf.is_meta or not _has_memory(leaf):
         raise InteropError(

@@ -44,12 +44,14 @@ def hooked(buffer: Any, name: str) -> bool:
 
 def check_class(kind: Any) -> None:
     """Refuse a class of a user that overrides what is not called, or what must stay as it is."""
-    if kind.__module__.startswith(_OURS):
+    if _is_ours(kind):
         return
     for name, theirs in _HINDSIGHT.items():
         if issubclass(kind, _THEIRS) and getattr(kind, name) is not theirs:
             raise TypeError(f"{kind.__name__}.{name} {_NOT_CALLED}")
-    if taken := sorted(own_names(kind) & set(vars(kind))):
+    theirs = set(_THEIRS.__mro__)
+    own = [base for base in kind.__mro__ if base not in theirs and not _is_ours(base)]
+    if taken := sorted(own_names(kind) & {name for base in own for name in vars(base)}):
         raise TypeError(f"{kind.__name__}.{taken[0]} {_TAKEN}")
     kind._derived = True
 
@@ -63,10 +65,14 @@ def check_attribute(buffer: Any, name: str) -> bool:
     return name in _HOOKS or name == "_get_samples"
 
 
+def _is_ours(kind: Any) -> bool:
+    return kind.__module__.startswith(_OURS)
+
+
 @functools.cache
 def own_names(kind: Any) -> frozenset[str]:
     """Return the names of our classes that a class is derived from, which are for them alone."""
-    ours = [base for base in kind.__mro__ if base.__module__.startswith(_OURS)]
+    ours = filter(_is_ours, kind.__mro__)
     private = {name for base in ours for name in vars(base) if name[0] == "_" and "__" not in name}
     return frozenset({"memory"} | private - set(dir(_THEIRS)))
 

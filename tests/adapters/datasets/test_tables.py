@@ -152,6 +152,10 @@ def test_what_is_no_parquet_is_refused(arrow, tmp_path):
     for argument in ("terminated", "truncated"):
         with pytest.raises(DatasetError, match=f"{argument} {said}"):
             from_parquet(path, **{argument: "done"})
+    parquet.write_table(table(arrow, terminated="done"), tmp_path / "done.parquet")
+    with pytest.raises(DatasetError, match="if episodes end by done, give terminated='done'"):
+        from_parquet(tmp_path / "done.parquet")
+    (tmp_path / "done.parquet").unlink()
     with pytest.raises(DatasetError, match="drop has 'x', which no column is called"):
         from_parquet(path, drop=["x"])
     with pytest.raises(TypeError, match="drop must be a list of names"):

@@ -261,5 +261,5 @@ def test_vmap_says_what_is_wrong():
         lambda x: buffer.update_priority(ids(), x),
         lambda x: buffer.add(ITEM, priority=x.sum()),
     ):
-        with pytest.raises(TypeError, match=r"torch\.func\.vmap.*give all rows at once to extend"):
+        with pytest.raises(TypeError, match=r"torch\.func\.vmap.*with the whole batch \(extend"):
             torch.func.vmap(call)(torch.zeros(3, 2))

@@ -93,6 +93,7 @@ def counting(base):
     return Mine
 
 
+@pytest.mark.first(6)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("derive", [rewards_42, rewards_7, half, counting])
 def test_an_override_makes_the_batch_that_it_makes_of_theirs(derive, kind):
@@ -143,6 +144,7 @@ def test_an_override_reads_the_rows_it_is_given():
     assert type(ours)._get_samples is not ReplayBuffer._get_samples
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("n_envs", [1, 2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_at_positions_are_theirs(kind, n_envs):
@@ -198,6 +200,8 @@ def test_what_would_not_be_called_is_refused_when_the_class_is_made():
     type("Mine", (ReplayBuffer,), {"_sample_goals": lambda *_: None})  # nor does theirs call it
     with pytest.raises(TypeError, match="_rows has a name that"):
         type("Mine", (ReplayBuffer,), {"_rows": ()})
+    with pytest.raises(TypeError, match="_rows has a name that"):
+        type("Mine", (type("Mixin", (), {"_rows": ()}), ReplayBuffer), {})
     with pytest.raises(AttributeError, match="_view has a name that"):
         pair(lambda base: base)[0]._view = ()
 
