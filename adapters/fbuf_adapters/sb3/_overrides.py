@@ -50,8 +50,12 @@ def check_class(kind: Any) -> None:
         if issubclass(kind, _THEIRS) and getattr(kind, name) is not theirs:
             raise TypeError(f"{kind.__name__}.{name} {_NOT_CALLED}")
     theirs = set(_THEIRS.__mro__)
-    own = [base for base in kind.__mro__ if base not in theirs and not _is_ours(base)]
-    if taken := sorted(own_names(kind) & {name for base in own for name in vars(base)}):
+    unchecked = [
+        base
+        for base in kind.__mro__
+        if base not in theirs and not _is_ours(base) and "_derived" not in vars(base)
+    ]
+    if taken := sorted(own_names(kind) & {name for base in unchecked for name in vars(base)}):
         raise TypeError(f"{kind.__name__}.{taken[0]} {_TAKEN}")
     kind._derived = True
 

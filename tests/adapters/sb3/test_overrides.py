@@ -200,6 +200,8 @@ def test_what_would_not_be_called_is_refused_when_the_class_is_made():
     type("Mine", (ReplayBuffer,), {"_sample_goals": lambda *_: None})  # nor does theirs call it
     with pytest.raises(TypeError, match="_rows has a name that"):
         type("Mine", (ReplayBuffer,), {"_rows": ()})
+    again = type("Again", (type("Mine", (ReplayBuffer,), {}),), {})  # from a class of a user
+    assert again._derived
     with pytest.raises(TypeError, match="_rows has a name that"):
         type("Mine", (type("Mixin", (), {"_rows": ()}), ReplayBuffer), {})
     with pytest.raises(AttributeError, match="_view has a name that"):
