@@ -133,6 +133,7 @@ def test_ids_of_a_run_that_was_given_up_read_nothing(sampler, tmp_path):
     ids = fbuf.sample(given_up, jax.random.key(0), 4).ids
     for _ in range(2):
         unchanged(change, fbuf.load(tmp_path).state, ids)
+    unchanged(change, filled(fbuf.load(tmp_path).state, first=200), ids)  # and the run goes on
 
 
 def test_a_load_is_another_buffer_on_the_host(tmp_path):
