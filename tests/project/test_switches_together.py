@@ -188,7 +188,7 @@ class Played:
         state = fbuf.end_episode(state, donate=False)
         found["resized"] = fbuf.resize(state, 32).index
         found["extended"] = fbuf.extend(self.init(), state).index
-        if not is_traced:
+        if not is_traced and not self.sampler.is_queue:
             found["split"] = [part.index for part in fbuf.split(state, self.key, 0.5)]
         return found
 

@@ -53,6 +53,7 @@ def test_it_draws_what_a_buffer_on_the_device_draws(view, prefetch, tmp_path):
     random = torch.Generator().manual_seed(0)
     options = {"sampler": fbuf.Prioritized(), "view": view, "batch_size": 8, "num_envs": 2}
     options |= {"prefetch": prefetch, "int64": True, "next_of": "observation", "seed": 0}
+    options |= {"max_ends": 40}  # rows on the host get no more room
     one = ReplayBuffer(40, **options)
     two = ReplayBuffer(40, **options, host=tmp_path / "rows" if prefetch else True)
     both, saved = (one, two), []
