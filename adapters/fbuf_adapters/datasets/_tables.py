@@ -156,11 +156,11 @@ def _flat(
     shown = ", ".join(map(foreign_files.printable, names)) or "none"
     for argument, name in (("terminated", terminated), ("truncated", truncated)):
         if name is not None and name not in names:
-            often = [other for other in _ENDS if other in names and argument == "terminated"]
-            advice = f"; if episodes end by {often[0]}, give terminated={often[0]!r}" if often else ""
+            other = next((other for other in _ENDS if other in names), None)
+            advice = f"; if episodes end by {other}, give terminated={other!r}"
             raise DatasetError(
                 f"{where}: {argument} is {name!r}, which no column is called; there are {shown}"
-                f"{advice}"
+                f"{advice if other and argument == 'terminated' else ''}"
             )
     told = truncated if truncated is not None else "truncated" if "truncated" in names else None
     for name in drop:

@@ -358,12 +358,15 @@ class TensorDictReplayBuffer(Copied):
 
     # Sampling.
 
-    def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
+    def sample(
+        self, batch_size: int | None = None, return_info: bool = False, **others: Any
+    ) -> Any:
         """Draw a batch.
 
         Args:
             batch_size: `B`; None means the buffer's batch size. With slices it counts rows.
             return_info: Whether to return the added keys once more, in a dict.
+            **others: Refused; of `beta` the error says that `rb.beta` sets it.
 
         Returns:
             A TensorDict of batch size `[B]` with the stored rows, under the same keys and in the
@@ -378,7 +381,10 @@ class TensorDictReplayBuffer(Copied):
                 multiple of the slice length.
             RuntimeError: As there. Also if there is nothing to draw, or if a transform changed the
                 number of rows.
+            TypeError: If there is an argument of another name.
         """
+        if others:
+            raise TypeError(_torchrl_names.misplaced(*others))
         try:
             size = self._draws("sample", batch_size)
             self._check_ready()

@@ -77,6 +77,13 @@ _SAMPLERS = {
 }
 
 
+def misplaced(name: str, *_: str) -> str:
+    """Return what to say of an argument that a draw does not take."""
+    if name == "beta":
+        return f"{NAME}.sample: there is no argument 'beta'; set it before, such as rb.beta = 0.5"
+    return f"{NAME}.sample() got an unexpected keyword argument {name!r}"
+
+
 def explained(name: str) -> str:
     """Return why the buffer has no attribute of this name; empty if TorchRL has none either."""
     return f"{NAME} has no {name!r}: {_ATTRIBUTES[name]}" if name in _ATTRIBUTES else ""
