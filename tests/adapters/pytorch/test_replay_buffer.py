@@ -569,7 +569,7 @@ def test_the_state_in_compiled_code():
     assert len(buffer) == CAPACITY
     for other, said in (
         (fbuf.init(0.0, CAPACITY), "differs in item, "),
-        (buffer_of().state, "differs in capacity"),
+        (buffer_of().state, "differs in sampler"),
         (jax.vmap(lambda _: after)(jnp.zeros(2)), "differs in axes: "),
         (None, "got NoneType"),
         (3, "got int"),
