@@ -65,10 +65,10 @@ def from_parquet(
         >>> import numpy as np, os, pyarrow, pyarrow.parquet, tempfile
         >>> from fbuf_adapters.datasets import from_parquet
         >>> path = os.path.join(tempfile.mkdtemp(), "walk.parquet")
-        >>> rows = {"observation": [[0.0, 1.0]] * 4, "done": [False, True] * 2}
+        >>> rows = {"observation": [[0.0, 1.0]] * 4, "done": [False, True] * 2, "cut": [False] * 4}
         >>> pyarrow.parquet.write_table(pyarrow.table(rows), path)
-        >>> casts = {"observation": "float32"}
-        >>> from_parquet(path, terminated="done", casts=casts, progress=False)
+        >>> ends = {"terminated": "done", "truncated": "cut"}
+        >>> from_parquet(path, **ends, casts={"observation": "float32"}, progress=False)
         State(Uniform, 4 of 4 rows)
     """
     where = "from_parquet"
@@ -119,7 +119,8 @@ def from_pandas(
     Examples:
         >>> import pandas  # doctest: +SKIP
         >>> from fbuf_adapters.datasets import from_pandas
-        >>> frame = pandas.DataFrame({"speed": [0.0, 1.0], "done": [0, 1]})  # doctest: +SKIP
+        >>> columns = {"speed": [0.0, 1.0], "done": [0, 1], "truncated": [0, 0]}
+        >>> frame = pandas.DataFrame(columns)  # doctest: +SKIP
         >>> from_pandas(frame, terminated="done", casts={"speed": "float32"})  # doctest: +SKIP
         State(Uniform, 2 of 2 rows)
     """
