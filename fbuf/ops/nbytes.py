@@ -35,9 +35,9 @@ def nbytes(item: Any, capacity: int | None = None, **options: Any) -> int:
         >>> f"{fbuf.nbytes(frame, 1_000_000) / 2**30:.1f} GiB"
         '26.3 GiB'
         >>> fbuf.nbytes(frame, 1_000, num_envs=10, sampler=fbuf.Prioritized())
-        28229568
+        28229572
         >>> fbuf.nbytes(fbuf.init(jnp.zeros(4), capacity=1_000))
-        17216
+        17220
     """
     if isinstance(item, State):
         if capacity is not None or options:

@@ -209,6 +209,7 @@ class Memory:
         staging = self.staging
         if staging.steps and staging.steps % staging.room == 0:
             self.write()
+            staging.go_round()
         staging.write(row, following, terminated, truncated)
         if follows is not None and (cut_off := self.open() & ~follows).any():
             self.end(cut_off)

@@ -44,12 +44,13 @@ class Staging:
         """Hold steps of an item: columns, of which `observation` has a next one, too."""
         self.item = item
         self.n_envs = n_envs
-        self.steps = 0
+        self.steps = self._begun = 0  # the first step of this round
         stored_twice = {"item": item, "following": item["observation"]}
         sizes = leaves_of(map_columns(lambda column: column.nbytes, stored_twice))
         most = max(_BYTES // (2 * n_envs * sum(sizes) + 1), 2)
         self.room = max(2, *(size for size in SIZES if size <= most))
-        # The padding of the last steps reads beyond them. The very last row is for `_keep`.
+        # The padding of the last steps reads beyond them. The very last row is the step before a
+        # round of `room` steps, which overwrites all others.
         make = lambda column: np.zeros((2 * self.room, n_envs, *column.shape), column.dtype)
         self.rows = map_columns(make, item)
         self.following = map_columns(make, item["observation"])
@@ -84,17 +85,19 @@ class Staging:
         """Return copies of the newest step; None if there is none."""
         if not self.steps:
             return None
-        at = self.steps % self.room - 1
+        at = self._place(self.steps - 1)
         copied = lambda column, rows: column.stored(rows[at]).copy()
         following = map_columns(copied, self.item["observation"], self.following)
         return Newest(self.steps, following, self.terminated[at].copy(), self.truncated[at].copy())
 
     def go_on(self, newest: Newest | None) -> None:
         """Stand behind written steps, of which this one is the newest; None is no step."""
-        self.steps = 0
+        self.steps = self._begun = 0
         if newest is None:
             return
-        self.steps, at = newest.steps, newest.steps % self.room - 1
+        self.steps = newest.steps
+        self._begun = (self.steps - 1) // self.room * self.room
+        at = self._place(self.steps - 1)
 
         def put(column: Any, rows: Any, stored: Any) -> None:
             rows[at] = column.numpy(stored)
@@ -111,13 +114,18 @@ class Staging:
             _write(name, column, rows, by_shape, row[name], at)
         _write(*self._next, following, at)
         self.terminated[at], self.truncated[at] = terminated, truncated
-        if at == self.room - 1:
-            self._keep()
 
-    def _keep(self) -> None:
-        """Copy the last step of a round to the very end, for the first of the next round."""
+    def go_round(self) -> None:
+        """Begin the next round. All steps of the one before must have been written."""
+        if self.steps == self._begun:  # an add has failed since
+            return
         for rows in (*leaves_of(self.following), self.terminated, self.truncated):
             rows[-1] = rows[self.room - 1]
+        self._begun = self.steps
+
+    def _place(self, step: int) -> int:
+        """Return where a step lies: one of this round, or the step before it."""
+        return step % self.room if step >= self._begun else -1
 
     def cut_off(self, first: int) -> Array:
         """Find the steps that those from `first` on do not go on from: bool `[count, n_envs]`.
@@ -127,7 +135,7 @@ class Staging:
         """
         now = slice(first % self.room, first % self.room + self.steps - first)
         found = np.zeros((self.steps - first, self.n_envs), bool)
-        before = lambda rows: np.concatenate((rows[first % self.room - 1][None], rows[now][:-1]))
+        before = lambda rows: np.concatenate((rows[self._place(first - 1)][None], rows[now][:-1]))
         for new, led_to in self._compared:
             found |= (new[now] != before(led_to)).any(axis=2)
         if not first:  # there is no step before, and nothing to call
@@ -136,14 +144,14 @@ class Staging:
 
     def ended(self) -> Array | None:
         """Return which environments ended an episode in the newest step; None if there is none."""
-        before = self.steps % self.room - 1
-        return self.terminated[before] | self.truncated[before] if self.steps else None
+        if not self.steps:
+            return None
+        newest = self._place(self.steps - 1)
+        return self.terminated[newest] | self.truncated[newest]
 
     def truncate(self, step: int, which: Array) -> None:
         """Mark a step of some environments as truncated."""
-        self.truncated[step % self.room] |= which
-        if step % self.room == self.room - 1:
-            self._keep()
+        self.truncated[self._place(step)] |= which
 
     def part(self, first: int) -> tuple[dict[str, Any], int]:
         """Return the arguments of `fbuf.add` for the steps from `first` on, and their number.

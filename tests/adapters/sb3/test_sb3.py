@@ -425,6 +425,24 @@ def test_staged_steps_are_drawn_as_written_ones(name, n_envs, monkeypatch):
             batches.append(keys(tuple(buffer.sample(9))[:5]))
         assert batches[0] == batches[1] == batches[2]
     assert set(batches[0]) <= set(keys(every_row(often)))
+    expected, *others = (fbuf.rollout(buffer.memory.state) for buffer in (often, rare, never))
+    for found in others:
+        np.testing.assert_array_equal(found.terminated, expected.terminated)
+        np.testing.assert_array_equal(found.truncated, expected.truncated)
+
+
+def test_an_episode_goes_on_from_one_round_of_steps_to_the_next(monkeypatch):
+    monkeypatch.setattr(_staging, "SIZES", (1, 4))
+    buffer = ReplayBuffer(64, spaces.Box(-99, 99, (1,)), spaces.Discrete(2), "cpu", seed=0)
+    reset = {9, 16, 20, 31}  # some of them with a round, and without a word to the buffer
+    for n in range(40):
+        now, following = ([[np.float32(number)]] for number in (n, -1 if n + 1 in reset else n + 1))
+        buffer.add(now, following, np.zeros(1, int), np.zeros(1), np.zeros(1), [{}])
+    stored = fbuf.rollout(buffer.memory.state)
+    assert set(np.flatnonzero(stored.truncated)) == {n - 1 for n in reset}
+    batch = buffer.sample(999)
+    expected = [-1 if n + 1 in reset else n + 1 for n in batch.observations[:, 0].tolist()]
+    assert batch.next_observations[:, 0].tolist() == expected
 
 
 def test_a_staged_step_is_drawn_whatever_stands_there_now(monkeypatch):
