@@ -115,6 +115,9 @@ def test_many_arrays_are_not_all_named():
     assert lines[-2] == "  and 24 more arrays"
 
 
+N_STEP = fbuf.NStep(1, gamma=0.9, next_observation="observation")
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -125,7 +128,7 @@ def test_many_arrays_are_not_all_named():
             marks=pytest.mark.sweep,
         ),
         pytest.param(
-            lambda state: fbuf.sample(state, jax.random.key(0), 4, view=fbuf.NStep(1, gamma=0.9)),
+            lambda state: fbuf.sample(state, jax.random.key(0), 4, view=N_STEP),
             marks=pytest.mark.sweep,
         ),
     ],
