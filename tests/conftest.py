@@ -50,18 +50,18 @@ DEVICE = os.environ.get("FBUF_TEST_DEVICE", "cpu")
 PART = os.environ.get("FBUF_SWEEP_PART", "")
 """Which part of the sweep to run, such as `2/4`; all of it if it is empty."""
 
-MOST_MAPS = 60_000
-"""Memory maps of a process, of which it can have 65,530; each compiled program holds about 15."""
+MOST_MAPS = 10_000
+"""Memory maps at which a process forgets its compiled programs. Each has about 15, and 3 MB.
 
-MAPS_A_TEST = 4_000
-"""Those that the largest test makes."""
+A process can have 65,530, and the largest test makes 4,000.
+"""
 
 # Tracing makes millions of objects that live long; to look through them again and again takes a
 # fifth of the tests' time.
 gc.set_threshold(100_000, 50, 50)
 
 TESTS_A_LOOK = 3
-"""The least tests between two looks at the maps: to count them takes up to 40 ms."""
+"""The tests from one look at the maps to the next: to count them takes some 10 ms."""
 
 _tests_left = TESTS_A_LOOK
 
@@ -109,13 +109,12 @@ def _forget_compiled_programs():
     _tests_left -= 1
     if _tests_left > 0:
         return
+    _tests_left = TESTS_A_LOOK
     with open("/proc/self/maps", "rb") as maps:
         count = sum(1 for _ in maps)
-    _tests_left = (MOST_MAPS - count) // MAPS_A_TEST
-    if _tests_left < TESTS_A_LOOK:
+    if count > MOST_MAPS:
         jax.clear_caches()
         gc.collect()  # functions that hold programs hold each other
-        _tests_left = TESTS_A_LOOK
 
 
 @pytest.fixture(autouse=True)
