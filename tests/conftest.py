@@ -51,9 +51,9 @@ PART = os.environ.get("FBUF_SWEEP_PART", "")
 """Which part of the sweep to run, such as `2/4`; all of it if it is empty."""
 
 MOST_MAPS = 10_000
-"""Memory maps at which a process forgets its compiled programs. Each has about 15, and 3 MB.
+"""Memory maps at which a process forgets its compiled programs. It then has up to 4 GB.
 
-A process can have 65,530, and the largest test makes 4,000.
+Each program has about 15 maps. A process can have 65,530, and the largest test makes 4,000.
 """
 
 # Tracing makes millions of objects that live long; to look through them again and again takes a

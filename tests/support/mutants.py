@@ -1833,7 +1833,9 @@ MUTANTS = [
     *of(
         f"{SB3}/_staging.py",
         ("return found & ~before(self.terminated) & ~before(self.truncated)", "return found", "episode end", ("test_sb3.py", "bit_for_bit")),
-        ("        if at == self.room - 1:\n            self._keep()", "        pass", "seam", ("test_sb3.py", "bit_for_bit")),
+        ("return step % self.room if step >= self._begun else -1", "return step % self.room", "seam", ("test_sb3.py", "one_round")),
+        ("            rows[-1] = rows[self.room - 1]", "            pass", "seam", ("test_sb3.py", "one_round")),
+        ("        self._begun = self.steps\n", "        pass\n", "seam", ("test_sb3.py", "one_round")),
         ("self.go_on(kept[\"newest\"])", "pass", "seam", ("test_sb3.py", "goes_on")),
     ),
     *of(

@@ -337,12 +337,17 @@ def test_an_interrupted_step_is_there_whole_or_not_at_all(monkeypatch):
     def broken(*args, **kwargs):
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(type(ours.memory.staging), "_keep", broken)
-        patch.setattr(ours.memory.staging, "room", 11)
-        with pytest.raises(KeyboardInterrupt):
-            ours.add(*step)
-    same(ours.stored(), before)
+    staged = type(ours.memory.staging).write
+    for name, cut in (
+        ("go_round", broken),
+        ("write", lambda *given: (staged(*given), broken())),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(type(ours.memory.staging), name, cut)
+            patch.setattr(ours.memory.staging, "room", 10)
+            with pytest.raises(KeyboardInterrupt):
+                ours.add(*step)
+        same(ours.stored(), before)
     write = type(ours.memory)._change
     ours.add(*step)
     with monkeypatch.context() as patch:
