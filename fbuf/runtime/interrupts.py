@@ -38,6 +38,7 @@ import importlib
 import itertools
 import signal
 import threading
+import time
 from collections.abc import Callable, Generator, Hashable, Iterator
 from typing import Any, TypeVar
 
@@ -224,11 +225,10 @@ class _Call:
         try:  # in one instruction
             collections.deque(itertools.starmap(self._done.release, given_up), 0)
         except IndexError:
-            # Not for ever: a signal handler may call while this thread itself holds the lock.
-            while not (self._results or self._errors):
-                if self._done.acquire(timeout=_WAIT):
-                    self._done.release()
-                    break
+            # A signal handler may call while this thread holds the lock, and an exception may come
+            # at any time. So nothing is taken here that would have to be given back.
+            while self._done.locked() and not (self._results or self._errors):
+                time.sleep(_WAIT)
 
     def _run(self) -> None:
         try:

@@ -1839,13 +1839,20 @@ MUTANTS = [
         ("self.go_on(kept[\"newest\"])", "pass", "seam", ("test_sb3.py", "goes_on")),
     ),
     *of(
+        f"{SB3}/_memory.py",
+        ("- (0 if goes_on else 2)", "", "seam", ("test_sb3.py", "assigned")),
+        ("            self.offset = self.steps - counted", "            self.offset = 0", "seam", ("test_sb3.py", "assigned")),
+    ),
+    *of(
         f"{SB3}/_loaded.py",
         ("steps = stored if stored < length else length + head", "steps = stored", "seam", ("test_sb3.py", "saved_and_loaded")),
         ("-head, axis=0", "0, axis=0", "episode end", ("test_sb3.py", "saved_and_loaded")),
+        ("np.array(leaf)[:, 0], following", "np.array(leaf)[0], following", "seam", ("test_sb3.py", "assigned")),
     ),
     *of(
         f"{SB3}/_turns.py",
         ("            if turns.busy:", "            if False:", "adapters", ("test_handlers.py", "other_calls")),
+        ("            if turns.adding and not amid_steps:", "            if False:", "adapters", ("test_handlers.py", "takes_no_rows")),
         ("            while self.later and not self.busy and not self.adding:", "            while False:", "adapters", ("test_handlers.py", "adds")),
     ),
     *of(

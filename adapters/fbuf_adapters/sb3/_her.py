@@ -107,6 +107,9 @@ class HerReplayBuffer(  # pyright: ignore[reportIncompatibleVariableOverride]
         )
         if copy_info_dict:
             self.infos = np.full((self.buffer_size, n_envs), None, object)
+            self.memory.refuses_states = (
+                "with copy_info_dict, for a state has no infos; use buffer.save and buffer.load"
+            )
 
     def _item(self) -> Fields:
         goal = self._columns["observations"]["achieved_goal"]

@@ -41,7 +41,7 @@ def of(state: fbuf.State[Any], n_envs: int) -> Loaded:
     following = fbuf.read(state, ids, view=fbuf.Transition()).data.next_observation
     newest = Newest(
         steps,
-        jax.tree.map(lambda leaf: np.array(leaf)[0], following),
+        jax.tree.map(lambda leaf: np.array(leaf)[:, 0], following),
         flags[-1] & TERMINATED > 0,
         flags[-1] & TRUNCATED > 0,
     )

@@ -92,7 +92,13 @@ class Memory:
         staging: The newest steps.
         drawn: How many batches were drawn by compiled programs.
         turns: Which call is under way.
+        offset: What the count of steps is too large by, to go on where it was before other states
+            were assigned. It leaves a gap where the newest step became another one.
+        refuses_states: The reason why no state may be assigned; "" if one may.
     """
+
+    offset = 0
+    refuses_states = ""
 
     def __init__(
         self, spec: BufferSpec, item: Fields, drawing: Drawing, seed: int, device: Any
@@ -158,9 +164,12 @@ class Memory:
         return self._backend.state
 
     @state.setter
-    @alone("assigning memory.state")
+    @alone("assigning memory.state", amid_steps=False)
     def state(self, state: Any) -> None:
-        """Take a state, such as `fbuf.load` returns, in the place of all rows."""
+        """Take a state, such as `fbuf.load` returns, in the place of all rows.
+
+        Steps go on from its newest one. With `copy_info_dict` it is refused.
+        """
         if not isinstance(state, fbuf.State):
             raise TypeError(
                 f"{WHERE}: memory.state must be a fbuf.State, such as fbuf.load(path).state, got "
@@ -172,10 +181,14 @@ class Memory:
                 f"capacity={state.capacity} and {jax.tree.structure(state)}; make the buffer with "
                 "the arguments that the state was saved with"
             )
+        if self.refuses_states:
+            raise ValueError(f"{WHERE}: memory.state cannot be assigned {self.refuses_states}")
         found = loaded.of(state, self.staging.n_envs)
+        counted, goes_on = self.steps - self.offset, self.staging.stands_at(found.newest)
         self._let_go()
         with uninterrupted():
             self.staging.go_on(found.newest)
+            self.offset = self.steps - counted - (0 if goes_on else 2)
             self._own(jax.device_put(state, self.device), self.steps)
             self._ends, self._kept = found.ends, sum(count for _, count in found.ends)
 
@@ -260,15 +273,15 @@ class Memory:
             self._kept -= self._ends.popleft()[1]
         if ends.any():
             count = int(ends.sum())
+            self._kept += count  # first: after an interrupt here it is too large, which is harmless
             self._ends.append((self.steps, count))
-            self._kept += count
         most = self.spec.capacity
         if self._kept <= self._room or self._room == most:
             return
         more = min(max(self._kept, 4 * self._room), most)
         self._let_go()
         try:
-            with jax.default_device(self.device):
+            with uninterrupted(), jax.default_device(self.device):
                 state = fbuf.resize(self._backend.state, most, max_ends=more)
         except MemoryError as error:
             warn(
@@ -285,14 +298,15 @@ class Memory:
         ids = jax.tree.map(on_host, ids)
         self._change(fbuf.update_priority, {"ids": ids, "priority": priority})
 
-    @alone("reset")
+    @alone("reset", amid_steps=False)
     def clear(self) -> None:
         """Forget all rows."""
         with uninterrupted(), jax.default_device(self.device):
-            state = self._whole()
+            state, counted = self._whole(), self.steps - self.offset
             self._let_go()
             self._own(fbuf.clear(state), 0)
             self.staging.go_on(None)
+            self.offset = -(counted + 2)
             self._kept = 0
             self._ends.clear()
 
@@ -459,7 +473,20 @@ class Memory:
 _FORMAT = 1
 """The format of pickles; another number as soon as what is in them has another meaning."""
 
-_PICKLED = {"spec", "drawing", "seed", "length", "staging", "drawn", "_uniform", "_ends", "_kept"}
+_PICKLED = {
+    "spec",
+    "drawing",
+    "seed",
+    "length",
+    "staging",
+    "drawn",
+    "_uniform",
+    "_ends",
+    "_kept",
+} | {
+    "offset",
+    "refuses_states",
+}
 
 
 def on_host(array: Any) -> Array:

@@ -239,7 +239,8 @@ class ReplayBuffer(Priorities, buffers.ReplayBuffer):
         following = self._frames.stacks(following, self.n_envs)
         # No loss reads those of terminated rows. There CleanRL hands over the next episode's first.
         self._frames.check_next(stack[~terminated], following[~terminated])
-        depth, follows = self._frames.depth(stack, self.memory.steps, self.memory.open())
+        count = self.memory.steps - self.memory.offset
+        depth, follows = self._frames.depth(stack, count, self.memory.open())
         self.memory.drawing = self.memory.drawing._replace(view=self._view())
         frame = self._frames.newest
         row = row | {"observation": frame(stack), "depth": depth}

@@ -90,6 +90,14 @@ class Staging:
         following = map_columns(copied, self.item["observation"], self.following)
         return Newest(self.steps, following, self.terminated[at].copy(), self.truncated[at].copy())
 
+    def stands_at(self, newest: Newest | None) -> bool:
+        """Tell whether the newest step is this one, but for its number."""
+        mine = self._newest()
+        if mine is None or newest is None:
+            return mine is newest
+        pairs = zip(leaves_of(mine._asdict()), leaves_of(newest._asdict()), strict=True)
+        return all(np.array_equal(*pair) for pair in list(pairs)[1:])  # without their numbers
+
     def go_on(self, newest: Newest | None) -> None:
         """Stand behind written steps, of which this one is the newest; None is no step."""
         self.steps = self._begun = 0

@@ -70,10 +70,14 @@ def amid(name: str, other: str) -> RuntimeError:
 C = TypeVar("C", bound=Callable[..., Any])
 
 
-def alone(name: str) -> Callable[[C], C]:
+def alone(name: str, amid_steps: bool = True) -> Callable[[C], C]:
     """Refuse calls of a method in the midst of another one.
 
     The method is of an object with `turns`. It calls no other method of this kind.
+
+    Args:
+        name: The call, in the words of a user.
+        amid_steps: Whether it may be called while a step is half added.
     """
 
     def decorated(method: C) -> C:
@@ -82,6 +86,8 @@ def alone(name: str) -> Callable[[C], C]:
             turns = self.turns
             if turns.busy:
                 raise amid(name, turns.busy)
+            if turns.adding and not amid_steps:
+                raise amid(name, "add")
             turns.busy = name
             try:
                 return method(self, *args, **options)

@@ -3,6 +3,8 @@
 # ruff: noqa: B023  a function made in a loop is called in the same turn
 from __future__ import annotations
 
+import _thread
+import contextlib
 import functools
 import pathlib
 import random
@@ -24,7 +26,7 @@ from fbuf_adapters.pytorch import ReplayBuffer  # noqa: E402 (after the skip)
 from fbuf_adapters.pytorch._batch_stream import Drawn  # noqa: E402 (after the skip)
 
 import fbuf  # noqa: E402 (after the skip)
-from fbuf.runtime import thread  # noqa: E402 (after the skip)
+from fbuf.runtime import interrupts, thread  # noqa: E402 (after the skip)
 
 # An exception in a callback of the garbage collector is lost, whoever raises it.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -340,3 +342,27 @@ def test_no_python_runs_within_the_call_of_a_program(sampler):
             sys.settrace(before)
     assert "sample" in names
     assert not [name for name in names if "flatten" in name]
+
+
+@pytest.mark.parametrize("line", range(6, 13))
+def test_two_exceptions_one_after_the_other_leave_no_lock(line, monkeypatch):
+    """The first as the thread of a call is started, the second as the next call waits for it."""
+    calls, start = interrupts.Calls(), _thread.start_new_thread
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        begun = lambda *given: (start(*given), interrupt())
+        patch.setattr(interrupts._thread, "start_new_thread", begun)
+        with pytest.raises(KeyboardInterrupt):
+            calls("first", lambda: 1)
+    with contextlib.suppress(KeyboardInterrupt):
+        call_at_line(line, calls.settle, interrupt)
+    late = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("a lock is held for ever"))
+    signal.alarm(10)
+    try:
+        assert calls("second", lambda: 2) == 2
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, late)

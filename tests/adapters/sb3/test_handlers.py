@@ -137,3 +137,20 @@ def test_a_wrong_step_of_a_handler_is_said(monkeypatch):
     with pytest.raises(ValueError, match="must be"):
         call_at_line(12, counted.add, handler)
     counted.whole()
+
+
+@pytest.mark.parametrize("at", [20, 32])
+def test_a_handler_takes_no_rows_away_amid_a_step(at, monkeypatch):
+    counted = Counted(fbuf.Uniform(), monkeypatch)
+    state = fbuf.clear(counted.buffer.memory.state, donate=False)
+    said = []
+
+    def handler():
+        for call in (counted.buffer.reset, lambda: setattr(counted.buffer.memory, "state", state)):
+            with pytest.raises(RuntimeError, match="in the midst of add"):
+                call()
+            said.append(call)
+
+    assert call_at_line(at, counted.add, handler)
+    assert len(said) == 2
+    counted.whole()

@@ -108,6 +108,13 @@ def test_a_row_and_its_info_are_there_together(monkeypatch):
     assert buffer.infos[at, 0] == {"mine": True}
 
 
+def test_no_state_is_assigned_where_infos_are_kept():
+    """They are not in it, and those that are kept would be of other rows."""
+    buffer = filled(copy_info_dict=True)
+    with pytest.raises(ValueError, match=r"copy_info_dict.*use buffer\.save and buffer\.load"):
+        buffer.memory.state = buffer.memory.state
+
+
 def test_pickled_without_its_environment():
     buffer = filled(copy_info_dict=True)
     other = pickle.loads(pickle.dumps(buffer))

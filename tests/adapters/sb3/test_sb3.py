@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
 import pickle
 
 import gymnasium as gym
@@ -434,6 +435,58 @@ def test_staged_steps_are_drawn_as_written_ones(name, n_envs, monkeypatch):
     for found in others:
         np.testing.assert_array_equal(found.terminated, expected.terminated)
         np.testing.assert_array_equal(found.truncated, expected.truncated)
+
+
+@pytest.mark.parametrize("how", ["as it is", "saved", "loaded"])
+def test_steps_go_on_from_a_state_that_is_assigned(how, tmp_path):
+    """Each environment from its own step, which another one may have led to, too."""
+    for now, cut in (([3, 53], []), ([3, 3], [1])):
+        buffer = ReplayBuffer(20, spaces.Discrete(99), spaces.Discrete(2), "cpu", n_envs=2)
+        none = np.zeros(2, int)
+        buffer.add(np.array([2, 52]), np.array([3, 53]), none, none, none, [{}, {}])
+        state = buffer.memory.state
+        if how != "as it is":
+            state = fbuf.save(tmp_path / str(cut), state)
+        if how == "loaded":
+            state = fbuf.load(tmp_path / str(cut), episodes="keep").state
+        buffer.memory.state = state
+        buffer.add(np.array(now), np.array([4, 54]), none, none, none, [{}, {}])
+        rows = fbuf.rollout(buffer.memory.state)
+        assert rows.truncated[:, 0].nonzero()[0].tolist() == cut
+        assert np.asarray(buffer.next_observations[0]).ravel().tolist() == [3, 53]
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_stacks_go_on_from_a_state_that_is_assigned(own, tmp_path):
+    """A saved one of this buffer, around the end of the ring; or another one of as many steps."""
+
+    def played(buffer, first, steps):
+        for n in range(first, first + steps):
+            obs = np.maximum(np.arange(n, n + 4, dtype=np.float32), first if n < first + 3 else 0)
+            none = np.zeros(1, int)
+            buffer.add(obs[None, :3], obs[None, 1:], none, none, none, [{}])
+        return buffer
+
+    make = lambda: ReplayBuffer(
+        8, spaces.Box(-999, 999, (3,)), spaces.Discrete(2), "cpu", n_stack=3, seed=0
+    )
+    buffer, size = make(), 20 if own else 5
+    played(buffer, 100, size)
+    other = buffer if own else played(make(), 500, size)
+    buffer.memory.state = fbuf.save(tmp_path, other.memory.state)
+    for n in range(100 + size, 103 + size):
+        obs, none = np.arange(n, n + 4, dtype=np.float32), np.zeros(1, int)
+        buffer.add(obs[None, :3], obs[None, 1:], none, none, none, [{}])
+    cut = fbuf.rollout(buffer.memory.state).truncated
+    assert bool(cut.any()) != own
+    batch = buffer.sample(200)
+    for now, then in zip(
+        batch.observations.tolist(), batch.next_observations.tolist(), strict=True
+    ):
+        assert now[1:] == then[:2]
+        assert all(b - a in (0, 1) for a, b in itertools.pairwise([*now, then[-1]]))
+    if own:
+        assert {n[-1] for n in batch.observations.tolist()} == set(range(119, 125))
 
 
 def test_an_episode_goes_on_from_one_round_of_steps_to_the_next(monkeypatch):
