@@ -92,8 +92,8 @@ class Memory:
         staging: The newest steps.
         drawn: How many batches were drawn by compiled programs.
         turns: Which call is under way.
-        offset: What the count of steps is too large by, to go on where it was before other states
-            were assigned. It leaves a gap where the newest step became another one.
+        offset: The steps by which the count has jumped at states that were assigned. A state with
+            another newest step leaves a gap of two.
         refuses_states: The reason why no state may be assigned; "" if one may.
     """
 
