@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import copy
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -321,11 +322,22 @@ class Memory:
     def draw(self, batch_size: int, beta: float | None = None) -> Fields:
         """Draw a batch: a dict of tensors, or of arrays, in the stored form."""
         if self._uniform is not None:
-            leaves = self._leaves()
-            if not self._uniform.sees(leaves):
-                self._uniform.look(leaves, self._looked_at(leaves), self._written)
-            return self._uniform.draw(batch_size)
+            return self._by_numpy(self._uniform, lambda uniform: uniform.draw(batch_size))
         return self._draw(batch_size, beta)
+
+    def _by_numpy(self, uniform: UniformDraws, read: Callable[[UniformDraws], Fields]) -> Fields:
+        """Read rows with NumPy, also amid another call; nothing may change them meanwhile."""
+        turns, before = self.turns, self.turns.busy
+        turns.busy = before or "sample"
+        try:
+            leaves = self._leaves()
+            if not uniform.sees(leaves):
+                uniform.look(leaves, self._looked_at(leaves), self._written)
+            return read(uniform)
+        finally:
+            turns.busy = before
+            if turns.later:
+                turns.go_on()
 
     @alone("sample")
     def _draw(self, batch_size: int, beta: float | None) -> Fields:
@@ -362,10 +374,8 @@ class Memory:
         """Return the fields that a draw of these rows has."""
         if self._uniform is None:
             return self.read(self.slots(steps, envs))
-        leaves = self._leaves()
-        if not self._uniform.sees(leaves):
-            self._uniform.look(leaves, self._looked_at(leaves), self._written)
-        return self._uniform.take(self.ages(steps, envs)[0])
+        take = lambda uniform: uniform.take(self.ages(steps, envs)[0])
+        return self._by_numpy(self._uniform, take)
 
     def places(self, batch_size: int) -> tuple[Array, Array]:
         """Draw rows uniformly: their steps, modulo the length, and their environments."""
