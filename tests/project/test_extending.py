@@ -373,7 +373,7 @@ def test_a_view_may_have_an_old_name_for_something_else(kind):
 
 def test_the_old_name_of_a_class_of_views_says_the_new_one():
     with pytest.raises(ImportError, match=r"fbuf\.views\.Request"):
-        from fbuf.views import Look  # noqa: F401  # pyright: ignore
+        from fbuf.views import Look  # noqa: F401  # pyright: ignore (there is none)
     with pytest.raises(AttributeError, match=r"'fbuf\.views' has no attribute 'Loop'"):
         _ = fbuf.views.Loop
 

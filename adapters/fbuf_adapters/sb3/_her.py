@@ -19,7 +19,7 @@ import fbuf
 from fbuf.adapter_api import Sampler, View, uninterrupted
 from fbuf_adapters.sb3 import _checks
 from fbuf_adapters.sb3._columns import Array
-from fbuf_adapters.sb3._memory import Drawing, Fields
+from fbuf_adapters.sb3._drawing import Drawing, Fields
 from fbuf_adapters.sb3._replay_buffer import ReplayBuffer
 
 _WHERE = "fbuf_adapters.sb3.HerReplayBuffer"

@@ -20,8 +20,9 @@ from fbuf_adapters.sb3 import _checks, _columns, _overrides, _pickles
 from fbuf_adapters.sb3._batches import Batches, valid
 from fbuf_adapters.sb3._checks import WHERE
 from fbuf_adapters.sb3._columns import Array, Column, map_columns
+from fbuf_adapters.sb3._drawing import Drawing, Fields
 from fbuf_adapters.sb3._frames import Frames, Stacked
-from fbuf_adapters.sb3._memory import Drawing, Fields, Memory, device_of
+from fbuf_adapters.sb3._memory import Memory, device_of
 from fbuf_adapters.sb3._priorities import Priorities
 from fbuf_adapters.sb3._stored import Stored, rows_of, stored
 

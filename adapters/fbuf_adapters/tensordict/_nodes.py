@@ -39,6 +39,7 @@ def _is_widened(view: Any, path: Path) -> bool:
     """Tell whether a view puts an axis before those of some leaves, but not of all items."""
     names: list[str] = []
     if isinstance(view, fbuf.Window):
+        # Pairs, once the view is made; before, they may be a dict.
         names = [name for name, _ in view.offsets]  # pyright: ignore
     elif isinstance(view, fbuf.Hindsight) and view.copies is not None:
         names = [view.goal, view.reward]

@@ -1,0 +1,58 @@
+"""The way batches are drawn, and the arrays that a batch then has."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+import fbuf
+from fbuf.adapter_api import BufferSpec, View
+
+Fields = dict[str, Any]
+"""The arrays of a batch, by name."""
+
+
+class Drawing(NamedTuple):
+    """The way batches are drawn, static.
+
+    Attributes:
+        view: The view of a drawn row.
+        gamma: The discount of a step, to return those of n steps; None returns none.
+        named: Whether to return ids, too.
+        weighted: Whether to return importance weights.
+        arrays: `"torch"`, or `"jax"` for tensors in memory that JAX can take over.
+    """
+
+    view: View
+    gamma: float | None
+    named: bool
+    weighted: bool
+    arrays: str = "torch"
+
+    def by_numpy(self, spec: BufferSpec, device: Any) -> bool:
+        """Whether NumPy can draw them: rows on the CPU, each with its next observation."""
+        plain = self == Drawing(fbuf.Transition(), None, False, False)
+        return plain and spec.sampler == fbuf.Uniform() and device.platform == "cpu"
+
+    def fields(self, batch: Any) -> Fields:
+        """Return the arrays of a batch that was read through the view."""
+        data, item = batch.data, batch.data.item
+        reward = item["reward"] if self.gamma is None else data.reward
+        found = {
+            "item": item,
+            "next_observation": data.next_observation,
+            "reward": reward[:, None],
+            "done": batch.terminated.astype(jnp.float32)[:, None],
+            "mask": batch.mask,
+        }
+        if self.gamma is not None:
+            discount = self.gamma ** data.steps.astype(jnp.float32)
+            found["discount"] = jnp.where(batch.mask, discount, 0)[:, None]
+        if isinstance(self.view, fbuf.Hindsight):
+            found["relabelled"] = data.relabelled
+        if self.named:
+            found["ids"] = batch.ids
+        if self.weighted and isinstance(batch, fbuf.Sample):
+            found["weight"] = batch.weight
+        return found
