@@ -158,6 +158,12 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if item not in left_out]
 
 
+def pytest_sessionfinish(session, exitstatus):
+    """Let a part of the sweep pass that has no test of a kind, such as of the optimised ones."""
+    if PART and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+        session.exitstatus = pytest.ExitCode.OK
+
+
 def is_example_of(item, package):
     """Tell whether a test is an example that imports a package."""
     return isinstance(item, pytest.DoctestItem) and f"from {package} " in item.dtest.docstring
