@@ -117,6 +117,25 @@ def test_draws_beyond_the_count_and_of_an_empty_buffer(name):
     check(batch, np.arange(8) >= 5)
 
 
+STORED = {
+    "n_step": fbuf.NStep(3, gamma=0.5, next_observation="goal"),
+    "n_steps": fbuf.NStep((1, 3), gamma=0.5, next_observation="goal"),
+}
+"""Views of next observations that are a field of the row: they know all of them."""
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_the_same_where_next_observations_are_stored(name):
+    """Beyond the count, and where all priorities are 0."""
+    rows, _ = rows_of(np.arange(1, ROWS + 1), False)
+    draw = functools.partial(fbuf.sample, key=jax.random.key(0), batch_size=8, view=STORED[name])
+    state = fbuf.add(fbuf.init(ITEM, CAPACITY), rows)
+    check(draw(state, count=5), np.arange(8) >= 5)
+    state = fbuf.init(ITEM, CAPACITY, sampler=fbuf.Prioritized(eps=0.0))
+    state = fbuf.add(state, rows, priority=jnp.zeros(ROWS))
+    check(draw(state), np.ones(8, bool))
+
+
 def test_the_same_in_every_way():
     draw = functools.partial(fbuf.sample, batch_size=16, view=VIEWS["n_step"])
     keys = jax.random.split(jax.random.key(0), 2)
