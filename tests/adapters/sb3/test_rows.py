@@ -11,6 +11,7 @@ import pytest
 import torch
 from fbuf_adapters.sb3 import ReplayBuffer
 from fbuf_adapters.sb3._rows import places_of
+from gymnasium import spaces
 from test_sb3 import FLOATS, SPACES, Run, filled
 from test_sb3 import both as both_empty
 
@@ -96,6 +97,21 @@ def test_random_indices(both):
         np.testing.assert_array_equal(both[0].observations[index], wanted)
         found += places_of(index, theirs.shape) is not None
     assert found > 100
+
+
+def test_arrays_apart_in_a_matrix_have_their_axes_first():
+    """NumPy moves the axes of an array and of an int to the front if a slice is between them."""
+    space = spaces.Box(-9, 9, (2, 3))
+    buffer = ReplayBuffer(6, space, spaces.Discrete(2), "cpu", n_envs=2)
+    none = np.zeros(2, int)
+    for number in range(4):
+        seen = np.arange(12, dtype=np.float32).reshape(2, 2, 3) / 12 + number
+        buffer.add(seen, seen, none, none, none, [{}, {}])
+    every = np.array(buffer.observations[:])
+    for index in ((slice(None), np.array([0, 1]), slice(None), 0), (slice(3), [1], slice(None), 2)):
+        found = buffer.observations[index]
+        assert found.shape == every[index].shape
+        np.testing.assert_array_equal(found, every[index])
 
 
 @pytest.mark.parametrize("index", [20, (0, 2), -21, [20], 1.5, "a", (0, 0, 0), [True]])
