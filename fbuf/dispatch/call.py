@@ -36,8 +36,10 @@ from fbuf.dispatch import gradients
 from fbuf.dispatch.held import Form, held, holding
 from fbuf.dispatch.host_arrays import on_device, owned
 from fbuf.dispatch.intact import one_buffer
+from fbuf.dispatch.read_before_write import tied
 from fbuf.state import State
 from fbuf.xla.explicit import explicit_mesh, on_automatic_axes
+from fbuf.xla.loop import in_one_turn
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -290,7 +292,7 @@ class _Dispatcher:
                 if is_deleted(state.fault):  # one array stands for all: each costs time per call
                     refuse_consumed(name, state)
             if "tracer" in origins:
-                return self.program(*arrays, **given, **fixed)
+                return self.traced(arrays, given, fixed)
             if check_arrays is not None:
                 check_arrays(name, arrays[0], given)
             # JAX refuses an array that is given and consumed. On several devices it may end Python.
@@ -311,6 +313,24 @@ class _Dispatcher:
         program = form.program(self.program, self._static, donate)
         arrays, rest = program(arrays, *before[1:], **given)
         return _result(arrays, rest, form)
+
+    def traced(self, arrays: tuple[Any, ...], given: dict[str, Any], fixed: dict[str, Any]) -> Any:
+        """Call the function inside a program of the caller.
+
+        A change waits for the reads that the same trace has made. It stands in a loop of one turn:
+        without, XLA would copy the arrays that a branch of the caller changes.
+        """
+        if not (self.changes and self._holds):
+            return self.program(*arrays, **given, **fixed)
+        (state,) = arrays
+        state = tied(self.name, gradients.stopped(state), given.get("ids"))
+
+        def change(state: Any, given: dict[str, Any]) -> tuple[Any, Any]:
+            result = self.program(state, **given, **fixed)
+            return result if type(result) is tuple else (result, None)
+
+        state, rest = in_one_turn(change, state, given, known=state.fault)
+        return state if rest is None else (state, rest)
 
     def _states(self, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the states among the arguments by position."""

@@ -96,6 +96,6 @@ def tied(function: str, state: State[Stored], ids: Any = None) -> State[Stored]:
 
 def waiting(state: State[Stored], reads: Any) -> State[Stored]:
     """Return the state, whose next change waits for these arrays."""
-    # An add, an end and a removal wait for the fault, an update and a write for the count.
-    ring = dataclasses.replace(state.ring, removed=tie(state.ring.removed, reads))
-    return dataclasses.replace(state, ring=ring, fault=tie(state.fault, reads))
+    # Every change waits for the fault. No other number of the state does: else the size of a buffer
+    # would differ along a batch of buffers, as reads do.
+    return dataclasses.replace(state, fault=tie(state.fault, reads))

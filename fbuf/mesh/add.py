@@ -20,6 +20,7 @@ from fbuf.ops.add import add as plain_add
 from fbuf.samplers.planned import PlannedSampler
 from fbuf.state import State
 from fbuf.storage.store import Item
+from fbuf.xla.loop import in_one_turn
 
 
 @sharded_operation(plain_add)
@@ -76,17 +77,22 @@ def add(
         specs = specs._replace(mask=PartitionSpec())
 
     def run(state: ShardedState[Item], given: GivenRows) -> ShardedState[Item]:
-        informed = with_largest_priority(state)
+        largest = with_largest_priority(state)
         each = per_device.by_shard(state, given, at)
         if of_steps:
             each = each._replace(mask=per_device.for_all(state, given.mask))
 
-        def change(shard: State[Item], given: GivenRows, number: jax.Array) -> State[Item]:
+        def change(
+            shard: State[Item], informed: Any, given: GivenRows, number: jax.Array
+        ) -> tuple[State[Item], None]:
             shard = informed(shard)
             index = sampler.of_shard(shard.index, number)
-            return added(dataclasses.replace(shard, index=index), given, time_major)
+            return added(dataclasses.replace(shard, index=index), given, time_major), None
 
-        return per_device.changed(change, state, each, per_device.shard_numbers(state))
+        def one(shard: State[Item], given: GivenRows, number: jax.Array) -> State[Item]:
+            return in_one_turn(change, shard, largest, given, number, known=shard.fault)[0]
+
+        return per_device.changed(one, state, each, per_device.shard_numbers(state))
 
     return per_device.on_devices("add", run, state, (given,), (specs,), state.spec)
 

@@ -12,7 +12,7 @@ from fbuf.mesh.call import sharded_operation
 from fbuf.mesh.read_before_write import tied
 from fbuf.mesh.state import ShardedState
 from fbuf.ops.expire import expire as plain_expire
-from fbuf.ops.expire import with_versions, without_older
+from fbuf.ops.expire import with_versions
 from fbuf.state import State
 from fbuf.storage.store import Item
 
@@ -50,7 +50,7 @@ def expire(
 
     def run(state: ShardedState[Any], version: Any) -> ShardedState[Any]:
         def one(shard: State[Any]) -> State[Any]:
-            return without_older(shard, version)
+            return plain_expire(shard, version)
 
         return per_device.changed(one, state)
 

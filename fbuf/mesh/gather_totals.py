@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -41,15 +40,24 @@ class Totals(NamedTuple):
     alike: jax.Array
 
 
-def with_largest_priority(state: ShardedState[Any]) -> Callable[[State[Any]], State[Any]]:
-    """Return a function that gives a shard the largest priority of all shards, for new rows."""
+def with_largest_priority(state: ShardedState[Any]) -> jax.tree_util.Partial:
+    """Return a function that gives a shard the largest priority of all shards, for new rows.
+
+    It is a tree with that priority as a leaf, and may be an argument of other functions.
+    """
     sampler = cast(PlannedSampler, state.blocks.sampler)
     mine = per_device.in_shards(lambda shard: sampler.largest_priority(shard.index), state)
     if mine is None:
-        return lambda shard: shard
-    of_all = largest(mine.max(), (state.axis,))
-    informed = sampler.with_largest_priority
-    return lambda shard: dataclasses.replace(shard, index=informed(shard.index, of_all))
+        return jax.tree_util.Partial(_informed)
+    return jax.tree_util.Partial(_informed, largest(mine.max(), (state.axis,)))
+
+
+def _informed(*known: Any) -> State[Any]:
+    """Return a shard, the last argument, with the largest priority of all shards, if known."""
+    *of_all, shard = known
+    sampler = cast(PlannedSampler, shard.sampler)
+    index = sampler.with_largest_priority(shard.index, *of_all) if of_all else shard.index
+    return dataclasses.replace(shard, index=index)
 
 
 def gather_totals(

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fbuf.checks import values as check
-from fbuf.dispatch import parse, read_before_write
+from fbuf.dispatch import parse
 from fbuf.dispatch.call import operation
 from fbuf.dispatch.parse import Lead
 from fbuf.ops.end_episode import end_lanes
@@ -126,7 +126,7 @@ def add(
         4
     """
     given = GivenRows(items, terminated, truncated, next_observation, priority, mask, alpha)
-    return added(read_before_write.tied("add", state), given, time_major)
+    return added(state, given, time_major)
 
 
 class GivenRows(NamedTuple):

@@ -94,9 +94,10 @@ def check_in_place(jitted: Any, *args: Any, timed: bool = False, **kwargs: Any) 
             "argument"
         )
     program = Program(lowered.compile().as_text())
-    _refuse_copies(program.written_whole(arrays), _names(buffers))
     changed = [buffer for buffer, given in zip(buffers, donated, strict=True) if given]
+    # First what is lost: XLA copies an array whose memory no result takes, to change it.
     _refuse_lost(program.not_in_place([at for buffer in changed for at in _large_arrays(buffer)]))
+    _refuse_copies(program.written_whole(arrays), _names(buffers))
     if timed:
         _refuse_slow(jitted, args, kwargs)
 

@@ -8,7 +8,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from fbuf.dispatch import parse, read_before_write
+from fbuf.dispatch import parse
 from fbuf.dispatch.call import operation
 from fbuf.state import State
 from fbuf.storage.faults import collected
@@ -54,7 +54,6 @@ def end_episode(
         >>> state.ring.flags.tolist()
         [0, 0, 2, 0]
     """
-    state = read_before_write.tied("end_episode", state)
     ring = state.ring
     if ring.writes is not None:
         return state  # rows in no order are no steps of an episode

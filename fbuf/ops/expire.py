@@ -9,7 +9,6 @@ import chex
 import jax.numpy as jnp
 
 from fbuf.checks import values as check
-from fbuf.dispatch import read_before_write
 from fbuf.dispatch.call import operation
 from fbuf.ops.uses import limited_of
 from fbuf.state import State
@@ -51,7 +50,6 @@ def expire(state: State[Item], version: chex.Array | int, *, donate: bool = True
         >>> sorted(set(fbuf.sample(state, jax.random.key(0), 32).data["x"].tolist()))
         [2, 3]
     """
-    state = read_before_write.tied("expire", state)
     with_versions("expire", state)
     return without_older(state, version)
 

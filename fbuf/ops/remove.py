@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from fbuf.checks import values as check
-from fbuf.dispatch import read_before_write
 from fbuf.dispatch.call import operation
 from fbuf.ops.named import named
 from fbuf.samplers.placing import refuse
@@ -79,7 +78,6 @@ def remove(
     """
     if episodes:
         refuse("remove(episodes=True)", state.sampler)
-    state = read_before_write.tied("remove", state, ids)
     slots, faults, _ = named("remove", state, ids, mask)
     slots = jnp.where(last_of_each(slots), slots, state.capacity)
     # The fault is known once all earlier reads of the buffer are done.

@@ -7,7 +7,7 @@ import dataclasses
 import chex
 
 from fbuf.checks import values as check
-from fbuf.dispatch import parse, read_before_write
+from fbuf.dispatch import parse
 from fbuf.dispatch.call import operation
 from fbuf.ops.add import no_priorities
 from fbuf.ops.named import named
@@ -70,12 +70,11 @@ def update_priority(
     References:
         Schaul et al., Prioritized Experience Replay, ICLR 2016, arXiv:1511.05952.
     """
-    state = read_before_write.tied("update_priority", state, ids)
     if not state.sampler.keeps_priorities:
         raise ValueError(no_priorities("update_priority", state))
     slots, faults, shape = named("update_priority", state, ids, mask)
-    # The count of removed rows is known once all reads given to `fbuf.after` are done.
-    slots = tie(slots, state.ring.removed)
+    # The fault is known once all earlier reads of the buffer are done.
+    slots = tie(slots, state.fault)
     given = parse.priorities("update_priority", priority, shape, "ids").reshape(-1)
     index, bad = state.sampler.update_priority(state.index, state.ring, slots, given, alpha)
     return dataclasses.replace(state, index=index, fault=collected(state.fault, faults | bad))

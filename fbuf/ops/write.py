@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from fbuf.checks import values as check
-from fbuf.dispatch import parse, read_before_write
+from fbuf.dispatch import parse
 from fbuf.dispatch.call import operation
 from fbuf.ops.named import named
 from fbuf.samplers import row_fields
@@ -92,7 +92,6 @@ def write(
         >>> float(fbuf.sample(state, jax.random.key(1), 1).data["value"][0])
         5.0
     """
-    state = read_before_write.tied("write", state, ids)
     _, shape = parse.ids("write", ids)
     return with_fields(state, ids, mask, parsed_fields("write", state, fields, shape))
 
@@ -127,9 +126,8 @@ def with_fields(
     """Change leaves of rows; see `write`."""
     slots, faults, _ = named("write", state, ids, mask)
     slots = jnp.where(last_of_each(slots), slots, state.capacity)
-    # The count of removed rows is known once all reads given to `fbuf.after` are done. The fault is
-    # known once all earlier reads of the buffer are.
-    slots = tie(slots, state.ring.removed, state.fault)
+    # The fault is known once all earlier reads of the buffer are done.
+    slots = tie(slots, state.fault)
     storage = state.storage.write_leaves(slots, changed)
     ring, fault = state.ring.written(slots), collected(state.fault, faults)
     index, sampler = state.index, state.sampler

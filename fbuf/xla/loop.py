@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,9 @@ from jax import lax
 
 from fbuf.xla.platform import by_platform
 from fbuf.xla.tie import tie
+from fbuf.xla.varying import varying
+
+T = TypeVar("T")
 
 _CACHED = 2**20
 """Bytes of an array that can be taken to lie in a core's own cache."""
@@ -100,6 +103,39 @@ def by_halves(make: Callable[..., jax.Array], source: Any, *batch: jax.Array) ->
         return lax.fori_loop(zero, 2, body, blank(zero, (count, *made.shape[1:]), made.dtype))
 
     return by_platform(source, *batch, cpu=halves, default=make)
+
+
+def in_one_turn(
+    change: Callable[..., tuple[T, Any]], state: T, *others: Any, known: jax.Array
+) -> tuple[T, Any]:
+    """Return `change(state, *others)`; on CPU made in a loop of one turn.
+
+    There XLA copies each array that a branch of `lax.cond` changes, for the branch may have to give
+    back the old array. A loop may have no turn, so a loop that it runs in place in a branch, too.
+
+    Args:
+        change: Returns the changed state, and anything else. It must hold no traced array but its
+            arguments.
+        state: A tree of arrays.
+        others: More arguments, trees that may hold Python numbers.
+        known: An array of the program. XLA must not find out that the loop has one turn.
+    """
+
+    def loop(state: T, known: jax.Array, *others: Any) -> tuple[T, Any]:
+        # Traced once for its shapes, and then used.
+        turn = jax.jit(lambda state: change(state, *others), inline=True)
+        shapes, rest = jax.eval_shape(turn, state)
+        if jax.tree.structure(shapes) != jax.tree.structure(state):
+            return turn(state)
+        zero = zero_after(known.reshape(1))
+        blanks = jax.tree.map(lambda leaf: varying(blank(zero, leaf.shape, leaf.dtype), leaf), rest)
+        carry = jax.tree.map(varying, state, shapes), blanks
+        return lax.fori_loop(zero, 1, lambda _, carry: turn(carry[0]), carry)
+
+    def at_once(state: T, known: jax.Array, *others: Any) -> tuple[T, Any]:
+        return change(state, *others)
+
+    return by_platform(state, known, *others, cpu=loop, default=at_once)
 
 
 def with_room(

@@ -127,8 +127,54 @@ def _batched(
     leaves: Sequence[Any], axes: Sequence[Any], *, avals: Any, cpu: _Form, default: _Form
 ) -> tuple[Sequence[Any], Sequence[int]]:
     in_axes = tuple(axes)  # None is a leaf that is not batched
-    found = _bound(leaves, jax.vmap(cpu, in_axes), jax.vmap(default, in_axes))
-    return found, [0] * len(found)
+    batched = _are_batched(cpu, in_axes, leaves)
+    forms = (_BatchedForm(form, in_axes, batched) for form in (cpu, default))
+    found = _bound(leaves, *forms)
+    return found, [0 if is_batched else None for is_batched in batched]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _BatchedForm:
+    """A form under `vmap`. A result that is one value for the whole batch stays one.
+
+    Else numbers that do not depend on data, such as the size of a buffer, would become a batch.
+    """
+
+    form: _Form
+    in_axes: tuple[int | None, ...]
+    batched: tuple[bool, ...]
+
+    def __call__(self, *leaves: Any) -> Sequence[Any]:
+        """Evaluate the form on the leaves of a batch."""
+        found = jax.vmap(self.form, self.in_axes)(*leaves)
+        pairs = zip(found, self.batched, strict=True)
+        return [leaf if is_batched else leaf[0] for leaf, is_batched in pairs]
+
+
+def _are_batched(
+    form: _Form, in_axes: tuple[int | None, ...], leaves: Sequence[Any]
+) -> tuple[bool, ...]:
+    """Tell which results of a form differ along a batch."""
+    seen: list[list[bool]] = []
+
+    @jax.custom_batching.custom_vmap
+    def same(found: list[Any]) -> list[Any]:
+        return found
+
+    @same.def_vmap
+    def _(size: int, batched: list[list[bool]], found: list[Any]) -> tuple[Any, Any]:
+        seen.append(batched[0])
+        return found, batched[0]
+
+    counts: list[int] = []
+
+    def look(*leaves: Any) -> Sequence[Any]:
+        found = list(form(*leaves))
+        counts.append(len(found))
+        return same(found)
+
+    jax.eval_shape(jax.vmap(look, in_axes), *leaves)
+    return tuple(seen[0]) if seen else (False,) * counts[0]
 
 
 def _differentiated(
@@ -138,9 +184,18 @@ def _differentiated(
         found = _two_forms.bind(*leaves, **forms)
         zero: Any = ad.Zero
         return found, [zero.from_primal_value(leaf) for leaf in found]
+    moved = [number for number, of in enumerate(tangents) if type(of) is not ad.Zero]
+
     # No gradient flows out of a buffer, so the speed does not matter: the form for CPU does.
-    whole = [ad.instantiate_zeros(tangent) for tangent in tangents]
-    return jax.jvp(forms["cpu"], tuple(leaves), tuple(whole))
+    # An argument without a tangent must not get one: some are refused when they are differentiated.
+    def of_moved(*values: Any) -> Sequence[Any]:
+        given = list(leaves)
+        for number, value in zip(moved, values, strict=True):
+            given[number] = value
+        return forms["cpu"](*given)
+
+    pairs = [(leaves[number], tangents[number]) for number in moved]
+    return jax.jvp(of_moved, *zip(*pairs, strict=True))
 
 
 def _on_cpu(*leaves: Any, avals: Any, cpu: _Form, default: _Form) -> Sequence[Any]:
