@@ -183,6 +183,43 @@ def test_under_vmap_an_axis_that_is_not_mapped_stays_so() -> None:
     assert "tensor<2x3x4xf32>" in text.splitlines()[-4]
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_under_vmap_a_result_that_depends_on_no_batch_is_no_batch(nested: bool) -> None:
+    def form(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return x + y, y + 1
+
+    both = lambda x, y: platform.by_platform(x, y, cpu=form, default=form)
+    outer = lambda x, y: platform.by_platform(x, y, cpu=both, default=both)
+    run = jax.vmap(outer if nested else both, (0, None), (0, None))
+    x, y = jnp.arange(3.0), jnp.float32(2)
+    added, kept = jax.jit(run)(x, y)
+    np.testing.assert_array_equal(added, x + 2)
+    assert kept.shape == ()
+    assert float(kept) == 3
+    # In the form for another platform it stays so, too.
+    jax.jit(run).trace(x, y).lower(lowering_platforms=("cuda",))
+    # A condition on such a result stays a condition.
+    chosen = jax.vmap(lambda x: jax.lax.cond(both(x, y)[1] > 0, jnp.sin, jnp.cos, x))
+    assert "cond[" in str(jax.make_jaxpr(chosen)(x))
+
+
+def test_an_argument_without_a_tangent_gets_none() -> None:
+    @jax.custom_jvp
+    def refuses(y: jax.Array) -> jax.Array:
+        return y
+
+    def derivative(primals: Any, tangents: Any) -> Any:
+        raise AssertionError("differentiated")
+
+    refuses.defjvp(derivative, symbolic_zeros=True)
+    form = lambda x, y: x * refuses(y)
+    both = lambda x, y: platform.by_platform(x, y, cpu=form, default=form)
+    x, y = jnp.float32(3), jnp.float32(2)
+    assert float(jax.jit(jax.grad(both))(x, y)) == 2
+    with pytest.raises(AssertionError, match="differentiated"):
+        jax.jit(jax.grad(both, argnums=1))(x, y)
+
+
 def test_without_jit_the_form_is_that_of_the_device() -> None:
     with jax.disable_jit():
         found = platform.by_platform(jnp.ones(2), cpu=lambda x: x, default=lambda x: x * 0)
