@@ -310,6 +310,8 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
 
     def can_sample(self, index: FreshIndex, ring: Ring) -> jax.Array:
         """Return whether there is a fresh start, or another row to draw."""
+        if self.start_conditions.every_row and not self.may_draw_nothing:
+            return ring.live() > 0
         return (self._count(index, ring) > 0) | self.sampler.can_sample(index.others, ring)
 
     def draw(

@@ -146,6 +146,12 @@ class Mixture(WindowedSampler):
         """The conditions of the priorities."""
         return self.priorities.start_conditions
 
+    @property
+    def may_draw_nothing(self) -> bool:
+        """Whether a full buffer can have no row to draw."""
+        by_priority_alone = self.uniform == self.recent == 0
+        return self.window > 1 or (by_priority_alone and self.priorities.may_draw_nothing)
+
     def inner(self, index: MixedIndex) -> Iterator[tuple[Sampler, Any]]:
         """Yield the sampler of the draws by priority, and its index."""
         yield self.priorities, index.priorities
@@ -211,6 +217,8 @@ class Mixture(WindowedSampler):
 
     def can_sample(self, index: MixedIndex, ring: Ring) -> jax.Array:
         """Return whether a way of positive share has something to draw from."""
+        if self.start_conditions.every_row and not self.may_draw_nothing:
+            return ring.live() > 0
         return self._shares(self.only_totals(index, ring)).any()
 
     def largest_priority(self, index: MixedIndex) -> jax.Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -176,8 +176,18 @@ def select(index: StartIndex, ring: Ring, ranks: jax.Array) -> jax.Array:
     if not _all_at_first(index, ring):
         return bit_tree.select(index.bits, ranks)
 
+    @jax.custom_batching.custom_vmap
     def unless_all(bits: BitTree, removed: jax.Array, ranks: jax.Array) -> jax.Array:
         return lax.cond(removed == 0, lambda: ranks, lambda: bit_tree.select(bits, ranks))
+
+    @unless_all.def_vmap
+    def _(size: int, batched: list[Any], *given: Any) -> tuple[jax.Array, bool]:
+        # One condition for all buffers: with a condition for each, all would take the way down.
+        axes = jax.tree.map(lambda is_batched: 0 if is_batched else None, tuple(batched))
+        _, removed, ranks = given
+        every = jax.vmap(always, axes, axis_size=size)
+        as_they_are = jnp.broadcast_to(ranks, (size, ranks.shape[-1]))
+        return lax.cond((removed == 0).all(), lambda: as_they_are, lambda: every(*given)), True
 
     def always(bits: BitTree, removed: jax.Array, ranks: jax.Array) -> jax.Array:
         return bit_tree.select(bits, ranks)

@@ -85,7 +85,7 @@ def append(
     replaced = lax.optimization_barrier(jnp.where(inside, old, 0))
     # No row from before the last clear is counted as removed any more.
     held, was_removed = ring.holds(slots), replaced & REMOVED > 0
-    removed = ring.removed - jnp.sum(held & was_removed, dtype=jnp.int32)
+    removed = ring.fewer_removed(slots, held & was_removed)
     slots = tie(slots, replaced, before)
     now_open, in_episode = ring.open, None
     if now_open is not None:

@@ -330,6 +330,15 @@ class Ring:
         written = write_rows(self.flags, slots, flags | jnp.uint8(bits))
         return dataclasses.replace(self, flags=written, open=now_open), slots
 
+    def fewer_removed(self, slots: jax.Array, gone: jax.Array) -> jax.Array:
+        """Return the count of removed rows after rows were overwritten: int32 scalar.
+
+        Args:
+            slots: int32 `[B]`; the written slots, not computed from the rows that were there.
+            gone: bool `[B]`; whether the row in each slot was a removed one.
+        """
+        return _fewer(self.removed, jnp.sum(gone, dtype=jnp.int32), slots)
+
     def remove(self, slots: jax.Array) -> Ring:
         """Mark rows as removed: int32 `[B]` slots of stored rows, or `capacity`; none twice."""
         flags = self._flagged(slots, REMOVED)
@@ -407,3 +416,21 @@ def _tagged(cursor: np.ndarray, tag: jax.Array | int) -> jax.Array:
     if isinstance(tag, int):  # one array, and no program to make it
         return jnp.asarray(np.concatenate([cursor, np.full_like(cursor[:1], tag)]))
     return jnp.concatenate([cursor, jnp.broadcast_to(tag, cursor[:1].shape)])
+
+
+@jax.custom_batching.custom_vmap
+def _fewer(removed: jax.Array, gone: jax.Array, slots: jax.Array) -> jax.Array:
+    """Return a count of removed rows less those that were overwritten in these slots."""
+    return removed - gone
+
+
+@_fewer.def_vmap
+def _(
+    size: int, batched: list[bool], removed: jax.Array, gone: jax.Array, slots: jax.Array
+) -> tuple[jax.Array, bool]:
+    # A count that is one number for all buffers has only counted slots that all of them share. So
+    # where all write the same slots, as many of these are gone, and the size stays one number.
+    alike = not (batched[0] or batched[2])
+    if alike and batched[1]:
+        gone = gone[0]
+    return _fewer(removed, gone, slots), not alike

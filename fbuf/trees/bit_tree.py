@@ -24,7 +24,18 @@ import jax.numpy as jnp
 from jax import lax
 
 from fbuf.trees.levels import FANOUT, rows_for
-from fbuf.xla.loop import blank, entry, fetched, gathered, is_large, with_entry, zero_after
+from fbuf.xla.loop import (
+    Numbers,
+    blank,
+    by_entries,
+    entry,
+    fetched,
+    gathered,
+    is_large,
+    with_entry,
+    with_entry_at,
+    zero_after,
+)
 from fbuf.xla.platform import by_platform
 from fbuf.xla.rows import read_rows
 from fbuf.xla.varying import varying
@@ -43,9 +54,6 @@ class Level(NamedTuple):
 
 Row = list[jax.Array]
 """The `FANOUT` nodes of a row, all of the shape of a batch, or of a scalar."""
-
-Numbers = tuple[jax.Array, ...]
-"""The numbers carried from level to level; int32, of the shape of a batch, or of a scalar."""
 
 
 @jax.tree_util.register_dataclass
@@ -106,7 +114,7 @@ def select(tree: BitTree, ranks: jax.Array) -> jax.Array:
     Returns:
         int32 `[B]` slots. O(B log N).
     """
-    return _select(tree, ranks, ranks.shape[0])
+    return _select(tree, ranks, None)
 
 
 def select_first(tree: BitTree, ranks: jax.Array, count: jax.Array) -> jax.Array:
@@ -174,7 +182,7 @@ def _(
     return jax.vmap(_select_all, in_axes=tuple(axes), axis_size=size)(tree, slots, ranks), True
 
 
-def _select(tree: BitTree, ranks: jax.Array, count: jax.Array | int) -> jax.Array:
+def _select(tree: BitTree, ranks: jax.Array, count: jax.Array | None) -> jax.Array:
     """As `select`; on CPU the results for ranks behind the first `count` mean nothing."""
 
     def row_of(found: jax.Array, rank: jax.Array) -> jax.Array:
@@ -220,8 +228,8 @@ def rank(tree: BitTree, slots: jax.Array) -> jax.Array:
     words, *counts = _levels(tree.capacity)
     below = (jnp.ones_like(slots) << (slots & (_BITS - 1))) - 1  # the bits before that of the slot
     carry = (slots >> _WORD_SHIFT, below)
-    carry = _each_level(tree.nodes, [words], row_of, among_words, carry, slots.shape[0])
-    return _each_level(tree.nodes, counts, row_of, among_counts, carry, slots.shape[0])[1]
+    carry = _each_level(tree.nodes, [words], row_of, among_words, carry, None)
+    return _each_level(tree.nodes, counts, row_of, among_counts, carry, None)[1]
 
 
 def _each_level(
@@ -230,7 +238,7 @@ def _each_level(
     row_of: Callable[..., jax.Array],
     step: Callable[..., Numbers],
     carry: Numbers,
-    count: jax.Array | int,
+    count: jax.Array | None,
 ) -> Numbers:
     """Go through levels in turn, and through a batch on each level.
 
@@ -242,17 +250,17 @@ def _each_level(
         step: Returns the numbers to carry on, from the nodes of that row, its number, and the
             numbers carried so far. Where there are several levels, as many numbers as before.
         carry: int32 `[B]` each.
-        count: The number of entries of the batch to go through on CPU.
+        count: The number of entries of the batch to go through on CPU; None is all.
     """
 
-    def loops(nodes: jax.Array, count: jax.Array | int, *carry: jax.Array) -> Numbers:
+    def loops(nodes: jax.Array, count: jax.Array | None, *carry: jax.Array) -> Numbers:
         # Each large level goes by itself, and small ones side by side together.
         key: Callable[[Level], int] = lambda level: level.start if _is_large(level) else -1
         for _, group in itertools.groupby(levels, key):
             carry = _loop_over(nodes, list(group), row_of, step, carry, count)
         return carry
 
-    def gather(nodes: jax.Array, count: jax.Array | int, *carry: jax.Array) -> Numbers:
+    def gather(nodes: jax.Array, count: jax.Array | None, *carry: jax.Array) -> Numbers:
         for level in levels:
             number = jnp.minimum(row_of(*carry), level.size // FANOUT - 1)
             at = level.start + number * FANOUT
@@ -269,7 +277,7 @@ def _loop_over(
     row_of: Callable[..., jax.Array],
     step: Callable[..., Numbers],
     carry: Numbers,
-    count: jax.Array | int,
+    count: jax.Array | None,
 ) -> Numbers:
     """Go through a single level or some small ones, on CPU.
 
@@ -280,19 +288,24 @@ def _loop_over(
     def over_batch(
         start: jax.Array | int, size: jax.Array | int, carry: Numbers, zero: jax.Array
     ) -> Numbers:
-        @functools.partial(jax.jit, inline=True)  # traced once for its shapes, and then used
-        def one(i: jax.Array) -> Numbers:
-            mine = [entry(numbers, i) for numbers in carry]
-            number = jnp.minimum(row_of(*mine), size // FANOUT - 1)
-            at = (start + number * FANOUT,)
-            row = lax.dynamic_slice(nodes, at, (FANOUT,), allow_negative_indices=False)
+        def one(
+            nodes: jax.Array, buffer: Numbers, start: jax.Array, size: jax.Array, *mine: jax.Array
+        ) -> Numbers:
+            number = jnp.minimum(row_of(*mine), (size >> _SHIFT) - 1)
+            at, sizes = (*buffer, start + number * FANOUT), (*(1,) * len(buffer), FANOUT)
+            row = lax.dynamic_slice(nodes, at, sizes, allow_negative_indices=False).reshape(-1)
             return step([row[child] for child in range(FANOUT)], number, *mine)
 
-        def body(i: jax.Array, made: Numbers) -> Numbers:
-            return tuple(with_entry(old, i, new) for old, new in zip(made, one(i), strict=True))
+        def turn(made: Numbers, sources: Numbers, place: Numbers, *given: jax.Array) -> Numbers:
+            *mine, start, size = given
+            new = one(sources[0], place[:-1], start, size, *mine)
+            pairs = zip(made, new, strict=True)
+            return tuple(with_entry_at(old, place, number) for old, number in pairs)
 
-        made = [blank(zero, carry[0].shape, x.dtype) for x in jax.eval_shape(one, zero)]
-        return lax.fori_loop(zero, count, body, tuple(made))
+        shared = jnp.int32(start), jnp.int32(size)
+        found = jax.eval_shape(one, nodes, (), *shared, *[zero] * len(carry))
+        made = tuple(blank(zero, carry[0].shape, leaf.dtype) for leaf in found)
+        return by_entries(turn, made, (nodes,), carry, shared, count)
 
     if len(levels) == 1:
         (level,) = levels

@@ -13,13 +13,14 @@ turn, and the vectorised gather and scatter is one kernel a level. Both forms gi
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from fbuf.xla.duplicates import last_of_each
-from fbuf.xla.loop import by_halves, entry, gathered, zero_after
+from fbuf.xla.loop import Numbers, by_entries, by_halves, gathered, with_entry_at
 from fbuf.xla.platform import by_platform
 
 FANOUT = 16
@@ -53,11 +54,12 @@ def set_leaves(leaves: jax.Array, slots: jax.Array, values: jax.Array) -> jax.Ar
     """
 
     def loop(leaves: jax.Array, slots: jax.Array, values: jax.Array) -> jax.Array:
-        def body(i: jax.Array, leaves: jax.Array) -> jax.Array:
-            new = entry(values, i).reshape(1, 1)
-            return _update(leaves, new, row_and_child(entry(slots, i)))
+        def turn(
+            carry: Numbers, _: Any, place: Numbers, slot: jax.Array, value: jax.Array
+        ) -> Numbers:
+            return (with_entry_at(carry[0], (*place[:-1], *row_and_child(slot)), value),)
 
-        return lax.fori_loop(zero_after(slots), slots.shape[0], body, leaves)
+        return by_entries(turn, (leaves,), (), (slots, values))[0]
 
     def scatter(leaves: jax.Array, slots: jax.Array, values: jax.Array) -> jax.Array:
         # Only one of duplicates may be written: the order of a scatter is not defined.
@@ -106,12 +108,12 @@ def refresh(
         return jnp.pad(nodes, [(0, spare), *[(0, 0)] * (nodes.ndim - 1)]).reshape(parent.shape)
 
     def loop(parent: jax.Array, children: jax.Array, below: jax.Array) -> jax.Array:
-        def body(i: jax.Array, parent: jax.Array) -> jax.Array:
-            row = row_of(entry(below, i))
-            node = reduce(read_row(children, row), several)
-            return _update(parent, node[None, None], row_and_child(row))
+        def turn(carry: Numbers, sources: Numbers, place: Numbers, below: jax.Array) -> Numbers:
+            row, buffer = row_of(below), place[:-1]
+            node = reduce(read_row(sources[0], row, buffer), several)
+            return (_update(carry[0], node, (*buffer, *row_and_child(row))),)
 
-        return lax.fori_loop(zero_after(below), below.shape[0], body, parent)
+        return by_entries(turn, (parent,), (children,), (below,))[0]
 
     def scatter(parent: jax.Array, children: jax.Array, below: jax.Array) -> jax.Array:
         rows = row_of(below)
@@ -121,10 +123,15 @@ def refresh(
     return by_platform(parent, children, below, cpu=loop, default=scatter)
 
 
-def read_row(level: jax.Array, row: jax.Array) -> jax.Array:
-    """Read one row of a level, `[FANOUT]` or `[FANOUT, aggregates]`; for use inside a loop."""
-    sizes = (1, *level.shape[1:])
-    return lax.dynamic_slice(level, _start(level, row), sizes, allow_negative_indices=False)[0]
+def read_row(level: jax.Array, row: jax.Array, buffer: Numbers = ()) -> jax.Array:
+    """Read one row of a level, `[FANOUT]` or `[FANOUT, aggregates]`; for use inside a loop.
+
+    The place of a buffer says which level of several to read; see `by_entries`.
+    """
+    at, row_shape = (*buffer, row), level.shape[len(buffer) + 1 :]
+    sizes = (*(1,) * len(at), *row_shape)
+    found = lax.dynamic_slice(level, _start(level, *at), sizes, allow_negative_indices=False)
+    return lax.reshape(found, row_shape)
 
 
 def children_of(level: jax.Array, rows: jax.Array) -> list[jax.Array]:
@@ -140,8 +147,8 @@ def first_of(level: jax.Array) -> jax.Array:
     return level if level.ndim == 2 else level[..., 0]
 
 
-def _update(level: jax.Array, new: jax.Array, at: tuple[jax.Array, jax.Array]) -> jax.Array:
-    start = _start(level, *at)
+def _update(level: jax.Array, new: jax.Array, at: Numbers) -> jax.Array:
+    start, new = _start(level, *at), lax.expand_dims(new, range(len(at)))
     return lax.dynamic_update_slice(level, new, start, allow_negative_indices=False)
 
 

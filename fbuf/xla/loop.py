@@ -16,6 +16,7 @@ it. Three rules keep it there:
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -33,6 +34,9 @@ T = TypeVar("T")
 
 _CACHED = 2**20
 """Bytes of an array that can be taken to lie in a core's own cache."""
+
+Numbers = tuple[jax.Array, ...]
+"""Arrays that a loop carries."""
 
 LINE = 64
 """Bytes of a cache line."""
@@ -62,6 +66,18 @@ def entry(array: jax.Array, i: jax.Array) -> jax.Array:
     """Return `array[i]`, in range; for use inside a loop. Brackets take longer to trace."""
     found = lax.dynamic_slice_in_dim(array, i, 1, allow_negative_indices=False)
     return lax.squeeze(found, (0,))
+
+
+def entry_at(array: jax.Array, place: tuple[jax.Array, ...]) -> jax.Array:
+    """Return the number at a place, in range; for use inside a loop, as `entry`."""
+    found = lax.dynamic_slice(array, place, (1,) * array.ndim, allow_negative_indices=False)
+    return lax.reshape(found, ())
+
+
+def with_entry_at(array: jax.Array, place: tuple[jax.Array, ...], new: jax.Array) -> jax.Array:
+    """Return an array with another number at a place, in range; as `entry_at`."""
+    new = lax.reshape(new, (1,) * array.ndim)
+    return lax.dynamic_update_slice(array, new, place, allow_negative_indices=False)
 
 
 def with_entry(array: jax.Array, i: jax.Array, new: jax.Array) -> jax.Array:
@@ -205,16 +221,81 @@ def fetched(
 
 def gathered(array: jax.Array, rows: jax.Array, at: tuple[int, ...] | None = None) -> jax.Array:
     """Gather rows at `[B]` places, each in range: the number `at` a place in each row, or all."""
-    size = rows.shape[0]
-    # Not `array.at[...]`, which takes several times as long to trace.
-    if at is None:
-        indices, taken = lax.expand_dims(rows, (1,)), (1, *array.shape[1:])
+
+    @jax.custom_batching.custom_vmap
+    def gather(array: jax.Array, rows: jax.Array) -> jax.Array:
+        # Not `array.at[...]`, which takes several times as long to trace.
+        buffers = rows.ndim - 1
+        first = [lax.broadcasted_iota(jnp.int32, rows.shape, axis) for axis in range(buffers)]
+        fixed = [lax.full(rows.shape, index, jnp.int32) for index in at or ()]
+        columns = [lax.expand_dims(index, (rows.ndim,)) for index in (*first, rows, *fixed)]
+        indices = lax.concatenate(columns, rows.ndim) if len(columns) > 1 else columns[0]
+        collapsed = tuple(range(len(columns)))
         numbers = lax.GatherDimensionNumbers(
-            offset_dims=tuple(range(1, array.ndim)), collapsed_slice_dims=(0,), start_index_map=(0,)
+            offset_dims=tuple(range(rows.ndim, rows.ndim + array.ndim - len(columns))),
+            collapsed_slice_dims=collapsed,
+            start_index_map=collapsed,
         )
-    else:
-        fixed = [lax.full((size, 1), index, jnp.int32) for index in at]
-        indices = lax.concatenate([lax.expand_dims(rows, (1,)), *fixed], 1)
-        every, taken = tuple(range(array.ndim)), (1,) * array.ndim
-        numbers = lax.GatherDimensionNumbers((), collapsed_slice_dims=every, start_index_map=every)
-    return lax.gather(array, indices, numbers, taken, mode="promise_in_bounds")
+        taken = (*(1,) * len(columns), *array.shape[len(columns) :])
+        return lax.gather(array, indices, numbers, taken, mode="promise_in_bounds")
+
+    # JAX's own rule would have a gather for several buffers that XLA runs slowly on CPU.
+    gather.def_vmap(lambda size, batched, *given: (gather(*_each(size, batched, given)), True))
+    return gather(array, rows)
+
+
+def by_entries(
+    turn: Callable[..., Numbers],
+    carry: Numbers,
+    sources: Numbers,
+    batch: Numbers,
+    shared: Numbers = (),
+    count: jax.Array | None = None,
+) -> Numbers:
+    """Take a turn for each entry of a batch, in order; for use in a form for CPU.
+
+    Under `vmap` it is one loop over the entries of all buffers. In JAX's own form each turn would
+    gather and scatter an entry of every buffer, and XLA makes no kernel of such a loop.
+
+    Args:
+        turn: Returns the carried arrays, from these, the sources, the place of the entry, its
+            numbers, and what is shared. The place is the number of the entry; behind the number of
+            the buffer, if there are several.
+        carry: The arrays that the turns write.
+        sources: Other arrays of the buffer, which the turns read.
+        batch: `[B]` each, of at least one entry.
+        shared: Numbers that are the same for all buffers.
+        count: The number of entries to take turns for; with several buffers, and by default, all.
+    """
+
+    @jax.custom_batching.custom_vmap
+    def loop(carry: Numbers, sources: Numbers, batch: Numbers, shared: Numbers) -> Numbers:
+        sizes = batch[0].shape
+        *shared, end = (
+            shared if len(sizes) == 1 and count is not None else (*shared, math.prod(sizes))
+        )
+
+        def body(i: jax.Array, carry: Numbers) -> Numbers:
+            place = (i,)
+            for size in reversed(sizes[1:]):
+                whole = lax.div(place[0], jnp.int32(size))
+                place = (whole, place[0] - whole * size, *place[1:])
+            numbers = [entry_at(leaf, place) for leaf in batch]
+            return turn(carry, sources, place, *numbers, *shared[: len(given)])
+
+        return lax.fori_loop(zero_after(batch[0]), end, body, carry)
+
+    @loop.def_vmap
+    def _(size: int, batched: list[Any], *args: Any) -> tuple[Numbers, Any]:
+        return loop(*_each(size, batched[:3], args[:3]), args[3]), (True,) * len(carry)
+
+    given = shared
+    return loop(carry, sources, batch, given if count is None else (*given, count))
+
+
+def _each(size: int, batched: Any, given: Any) -> Any:
+    """Return arrays with an entry for each buffer of a batch."""
+    every = lambda is_batched, leaf: (
+        leaf if is_batched else jnp.broadcast_to(leaf[None], (size, *leaf.shape))
+    )
+    return jax.tree.map(every, tuple(batched), tuple(given))
