@@ -68,7 +68,7 @@ def untied(file: str, value: str, reads: str) -> Edit:
     return text(file, f"tie({value}, {reads})", value)
 
 
-LOOPS = ("xla/loop.py", "trees/levels.py", "trees/bit_tree.py", "samplers/random_bits.py")
+LOOPS = ("xla/loop.py", "trees/bit_tree.py", "samplers/random_bits.py")
 COUNTERS = tuple(
     Edit(file, r"lax\.fori_loop\((?:zero|zero_after\([^()]*(?:\[0\])?\))(?=, )", "lax.fori_loop(0")
     for file in LOOPS
@@ -82,7 +82,7 @@ RESULTS = (
 )
 ZERO = (text("xla/loop.py", "return 1 - tie(jnp.int32(1), batch)", "return jnp.int32(0)"),)
 NO_CUSTOM_VMAP = (
-    Edit("xla/loop.py", r"@jax\.custom_batching\.custom_vmap\n", ""),
+    Edit("xla/loop.py", r"^@jax\.custom_batching\.custom_vmap\n", ""),
     Edit("xla/loop.py", r"@zero_after\.def_vmap\n(?:.+\n)+", ""),
 )
 FETCHED = (
@@ -171,10 +171,7 @@ TRICKS: dict[str, Trick] = {
         (SRA, SUA, AFTER_ADD),
     ),
     "tie in after": Trick(
-        (
-            untied("dispatch/read_before_write.py", "state.fault", "reads"),
-            untied("dispatch/read_before_write.py", "state.ring.removed", "reads"),
-        ),
+        (untied("dispatch/read_before_write.py", "state.fault", "reads"),),
         (AFTER_ADD, AFTER_END, AFTER_OTHERS, AFTER_UPDATE, AFTER_WRITE),
     ),
     "tie in remove": Trick(
@@ -183,8 +180,8 @@ TRICKS: dict[str, Trick] = {
     ),
     "tie in update_priority and write": Trick(
         (
-            untied("ops/update_priority.py", "slots", "state.ring.removed"),
-            untied("ops/write.py", "slots", "state.ring.removed, state.fault"),
+            untied("ops/update_priority.py", "slots", "state.fault"),
+            untied("ops/write.py", "slots", "state.fault"),
         ),
         (AFTER_UPDATE, AFTER_WRITE, ASU),
     ),

@@ -43,6 +43,7 @@ LOST = "test_transition.py", "lost"
 N_STEP, SEQUENCE = ("test_views.py", "n_step"), ("test_views.py", "test_sequence")
 WINDOWED = "test_views.py", "test_window"
 MASKED = "test_masked.py", ""
+BRANCHES = "test_branches.py", "branch or sampler"
 ENDS_ROOM, END_ROOM = ("test_ends_room.py", ""), ("test_end_room.py", "")
 NESTED, COPIED, WORDED = (
     ("test_nested_tensordicts.py", ""),
@@ -143,7 +144,7 @@ MUTANTS = [
         ("chosen & (count[None] - rank <= ring.head_capacity)", "chosen", "mask", FLAT_PER),
         ("ring.stored.astype(jnp.uint32) + count, size)", "ring.stored.astype(jnp.uint32) + count, size - 1)", "count", FLAT),
         ("ring.lap.astype(jnp.uint32) + laps", "ring.lap.astype(jnp.uint32)", "generation check", FLAT),
-        ("jnp.sum(held & was_removed, ", "jnp.sum(was_removed, ", "count", FLAT),
+        ("fewer_removed(slots, held & was_removed)", "fewer_removed(slots, was_removed)", "count", FLAT),
         ("evicted=held & ~was_removed", "evicted=held", "count", FLAT),
         ("evicted=held & ~was_removed", "evicted=~was_removed", "count", FLAT),
         ("around = number >= size", "around = number > size", "seam", FLAT),
@@ -206,7 +207,6 @@ MUTANTS = [
     *of(
         "ops/remove.py",
         ("slots = jnp.where(last_of_each(slots), slots, state.capacity)", "slots = slots + 0", "count", FLAT),
-        ("slots = tie(slots, state.fault)", "slots = slots + 0", "order", place(3)),
     ),
     *of(
         "ops/clear.py",
@@ -223,11 +223,54 @@ MUTANTS = [
     *of(
         "dispatch/read_before_write.py",
         ("fault=tie(state.fault, reads)", "fault=state.fault", "order", OUTSIDE),
-        ("removed=tie(state.ring.removed, reads)", "removed=state.ring.removed", "order", place(5)),
     ),
     *of(
-        "ops/update_priority.py",
-        ("slots = tie(slots, state.ring.removed)", "slots = slots + 0", "order", place(5)),
+        "dispatch/call.py",
+        ("state = tied(self.name, gradients.stopped(state), given.get(\"ids\"))", "state = gradients.stopped(state)", "order", OUTSIDE),
+        ("state = tied(self.name, gradients.stopped(state), given.get(\"ids\"))", "state = tied(self.name, state, given.get(\"ids\"))", "branch", ("test_gradients.py", "")),
+        ("state, rest = in_one_turn(change, state, given, known=state.fault)", "state, rest = change(state, given)", "branch", BRANCHES),
+    ),
+    *of(
+        "xla/loop.py",
+        ("zero = zero_after(known.reshape(1))", "zero = jnp.int32(0)", "branch", BRANCHES),
+        ("carry = jax.tree.map(varying, state, shapes), blanks", "carry = state, blanks", "branch", ("test_contracts.py", "shard_map")),
+        ("if jax.tree.structure(shapes) != jax.tree.structure(state):", "if False:", "branch", ("test_loops.py", "structure")),
+        ("gather.def_vmap(lambda size, batched, *given: (gather(*_each(size, batched, given)), True))", "gather.def_vmap(lambda size, batched, *given: (gather(*_each(size, batched, (given[0], given[1] * 0))), True))", "seeds", ("test_seeds.py", "trees")),
+        ("place = (whole, place[0] - whole * size, *place[1:])", "place = (whole * 0, place[0] - whole * size, *place[1:])", "seeds", ("test_seeds.py", "trees")),
+    ),
+    *of(
+        "xla/platform.py",
+        ("return [leaf if is_batched else leaf[0] for leaf, is_batched in pairs]", "return [leaf for leaf, is_batched in pairs]", "seeds", ("test_platform.py", "vmap")),
+        ("return tuple(seen[0]) if seen else (False,) * counts[0]", "return (True,) * counts[0]", "seeds", ("test_seeds.py", "condition")),
+        ("moved = [number for number, of in enumerate(tangents) if type(of) is not ad.Zero]", "moved = list(range(len(tangents)))\n    tangents = [ad.instantiate_zeros(of) for of in tangents]", "gradient", ("test_platform.py", "tangent")),
+    ),
+    *of(
+        "storage/ring.py",
+        ("alike = not (batched[0] or batched[2])", "alike = not batched[0]", "seeds", ("test_seeds.py", "counted")),
+        ("alike = not (batched[0] or batched[2])", "alike = not batched[2]", "seeds", ("test_seeds.py", "counted")),
+        ("alike = not (batched[0] or batched[2])", "alike = False", "seeds", ("test_seeds.py", "condition")),
+    ),
+    *of(
+        "samplers/prioritized.py",
+        ("if self.start_conditions.every_row and not self.may_draw_nothing:", "if not self.may_draw_nothing:", "count", ("test_seeds.py", "cannot_be_drawn")),
+        ("if self.start_conditions.every_row and not self.may_draw_nothing:", "if self.start_conditions.every_row:", "count", ("test_seeds.py", "cannot_be_drawn")),
+        ("if self.start_conditions.every_row and not self.may_draw_nothing:", "if False:", "seeds", ("test_seeds.py", "condition")),
+    ),
+    *of(
+        "samplers/mixture.py",
+        ("return self.window > 1 or (by_priority_alone and self.priorities.may_draw_nothing)", "return self.window > 1", "count", ("test_seeds.py", "cannot_be_drawn")),
+    ),
+    *of(
+        "samplers/start_index.py",
+        ("return lax.cond((removed == 0).all(), ", "return lax.cond((removed == 0).any(), ", "seeds", ("test_seeds.py", "one_with_holes")),
+    ),
+    *of(
+        "mesh/add.py",
+        ("return in_one_turn(change, shard, largest, given, number, known=shard.fault)[0]", "return change(shard, largest, given, number)[0]", "branch", ("test_branches.py", "mesh")),
+    ),
+    *of(
+        "mesh/update_by_id.py",
+        ("return in_one_turn(write_fields, shard, ids, values, known=shard.fault)[0]", "return write_fields(shard, ids, values)[0]", "branch", ("test_branches.py", "mesh")),
     ),
     *of(
         "ops/sample.py",
@@ -265,7 +308,6 @@ MUTANTS = [
     ),
     *of(
         "ops/write.py",
-        ("slots = tie(slots, state.ring.removed, state.fault)", "slots = slots + 0", "order", place(6)),
         ("last_of_each(slots), slots,", "last_of_each(slots[::-1])[::-1], slots,", "order", WRITTEN),
     ),
     *of(
@@ -597,7 +639,7 @@ MUTANTS = [
     ),
     *of(
         "ops/write.py",
-        ("slots = tie(slots, state.ring.removed, state.fault)", "slots = tie(slots, state.ring.removed)", "order", ("test_in_place.py", "behind_a_row")),
+        ("slots = tie(slots, state.fault)", "slots = slots + 0", "order", ("test_in_place.py", "behind_a_row")),
         ("if looked_at := row_fields.among(sampler, state.storage.layout, changed):", "if looked_at := {}:", "mask", GROUP),
     ),
     *of(
@@ -783,7 +825,7 @@ MUTANTS = [
             "by_halves(lambda leaves, slots: gathered(leaves.reshape(-1), slots), leaves, slots)",
             "by_halves(gathered, leaves.reshape(-1), slots)", "order", ONE_ROW,
         ),
-        ("node = reduce(read_row(children, row), several)", "node = reduce(read_row(children, row // 2), several)", "tree rounding", LARGE),
+        ("node = reduce(read_row(sources[0], row, buffer), several)", "node = reduce(read_row(sources[0], row // 2, buffer), several)", "tree rounding", LARGE),
     ),
     *of(
         "trees/bit_tree.py",
@@ -1364,7 +1406,7 @@ MUTANTS = [
     *of(
         "xla/platform.py",
         ("    return default(*leaves)\n\n\nbatching", "    return cpu(*leaves)\n\n\nbatching", "platform", ("test_platform.py", "loops")),
-        ("jax.vmap(default, in_axes))", "default)", "platform", ("test_platform.py", "vmap")),
+        ("forms = (_BatchedForm(form, in_axes, batched) for form in (cpu, default))", "forms = (_BatchedForm(form, in_axes, batched) for form in (cpu, cpu))", "platform", ("test_platform.py", "vmap")),
         ("with jax.sharding.use_abstract_mesh(self._mesh):", "if True:", "platform", ("test_platform.py", "alone or mesh")),
         ("(cpu if _lie_on_cpu(leaves) else default)(*leaves)", "default(*leaves)", "platform", ("test_platform.py", "without_jit")),
         ("(cpu if _lie_on_cpu(arrays) else default)(*operands)", "default(*operands)", "platform", ("test_platform.py", "without_jit")),

@@ -15,7 +15,7 @@ from support.programs import built
 
 import fbuf
 from fbuf.samplers import random_bits
-from fbuf.xla.loop import by_halves, fetched, gathered, with_room
+from fbuf.xla.loop import by_halves, fetched, gathered, in_one_turn, with_room
 from fbuf.xla.rows import read_rows
 
 TABLE = np.arange(3000, dtype=np.float32).reshape(300, 10)
@@ -205,3 +205,30 @@ def test_no_part_of_a_draw_is_shared_out_among_threads(sampler: Any) -> None:
     assert "outer_dimension_partitions" in (plain.as_text() or ""), (
         "XLA no longer says so: mend the test"
     )
+
+
+@pytest.mark.parametrize("way", ["jit", "vmap", "eager"])
+def test_a_change_in_one_turn_is_the_change(way: str) -> None:
+    def change(state: Any, by: jax.Array, times: int) -> tuple[Any, Any]:
+        return {"a": state["a"] + by * times, "b": state["b"]}, (by > 1, {"more": by.astype(int)})
+
+    def run(a: jax.Array, by: jax.Array) -> Any:
+        state = {"a": a, "b": jnp.zeros(2, jnp.bfloat16)}
+        return in_one_turn(change, state, by, 3, known=a[0])
+
+    wrapped: Any = {"jit": jax.jit, "eager": lambda run: run}.get(way, jax.vmap)(run)
+    a, by = jnp.arange(6.0).reshape(2, 3), jnp.float32([1, 2])
+    given = (a, by) if way == "vmap" else (a[1], by[1])
+    state, (large, rest) = wrapped(*given)
+    np.testing.assert_array_equal(state["a"], given[0] + 3 * given[1][..., None])
+    assert state["b"].dtype == jnp.bfloat16
+    np.testing.assert_array_equal(large, given[1] > 1)
+    np.testing.assert_array_equal(rest["more"], given[1].astype(int))
+
+
+def test_a_change_to_another_structure_needs_no_loop() -> None:
+    def change(state: Any) -> tuple[Any, Any]:
+        return {**state, "b": state["a"] * 2}, None
+
+    run = jax.jit(lambda a: in_one_turn(change, {"a": a}, known=a[0])[0])
+    np.testing.assert_array_equal(run(jnp.ones(3))["b"], [2, 2, 2])
