@@ -322,8 +322,11 @@ class _Dispatcher:
         """
         if not (self.changes and self._holds):
             return self.program(*arrays, **given, **fixed)
-        (state,) = arrays
-        state = tied(self.name, gradients.stopped(state), given.get("ids"))
+        state, given = gradients.stopped(arrays[0]), gradients.stopped_but_rows(given)
+        if "tracer" not in _origins(frozenset(map(type, tree_leaves((state, given))))):
+            # A gradient outside of `jit`: the result must not have arrays of the caller's state.
+            return self.run(False, *self.by_position((state,), given | fixed))
+        state = tied(self.name, state, given.get("ids"))
 
         def change(state: Any, given: dict[str, Any]) -> tuple[Any, Any]:
             result = self.program(state, **given, **fixed)

@@ -11,13 +11,30 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
+
+_ROWS = frozenset({"items", "next_observation", "fields"})
+"""The arguments with rows."""
 
 
 def stopped(tree: Any) -> Any:
     """Return a tree without gradients, which are 0: those of a buffer in a differentiated tree."""
-    return jax.tree.map(lambda leaf: jax.lax.stop_gradient(leaf) if _has(leaf) else leaf, tree)
+
+    def stop(leaf: Any) -> Any:
+        traced = isinstance(leaf, jax.core.Tracer)
+        return jax.lax.stop_gradient(leaf) if traced and _has(leaf) else leaf
+
+    return jax.tree.map(stop, tree)
+
+
+def stopped_but_rows(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call by name, without gradients; rows keep theirs, see `refused`.
+
+    A loop that gets arguments with gradients cannot be differentiated twice.
+    """
+    return {name: tree if name in _ROWS else stopped(tree) for name, tree in given.items()}
 
 
 def refused(function: str, argument: str, tree: Any) -> Any:

@@ -293,22 +293,67 @@ def test_they_stay_for_seeds_with_one_condition(sampler):
     assert not copies(steps, states, jax.random.split(KEY, 3), jnp.zeros(4, bool))
 
 
-def over_a_mesh(state, key):
-    state = sharded.add(state, {"obs": jnp.ones((4, 4))})
+def acts_on_all(state, key):
+    return sharded.add(state, {"obs": jnp.ones((4, 4))}), 0.0
+
+
+def writes_on_all(state, key):
+    batch = sharded.sample(state, key, 32)
+    return sharded.write(state, batch.ids, {"obs": jnp.ones((32, 4))}), consumed(batch.data)
+
+
+def removes_on_all(state, key):
+    batch = sharded.sample(state, key, 32)
+    return sharded.remove(state, batch.ids), consumed(batch.data)
+
+
+def learns_on_all(state, key):
     batch = sharded.sample(state, key, 32)
     if state.blocks.sampler.keeps_priorities:
         state = sharded.update_priority(state, batch.ids, jnp.abs(batch.weight))
-    state = sharded.write(state, batch.ids, {"obs": jnp.ones((32, 4))})
     return state, consumed(batch.data)
 
 
-@pytest.mark.parametrize("sampler", few(["uniform", "prioritized"], "prioritized"))
-def test_they_stay_over_a_mesh(sampler):
+def does_all_on_all(state, key):
+    return writes_on_all(learns_on_all(acts_on_all(state, key)[0], key)[0], key)
+
+
+@pytest.mark.parametrize("shards", [2, pytest.param(4, marks=pytest.mark.sweep)])
+@pytest.mark.parametrize(
+    "case",
+    few(
+        [
+            (sampler, change)
+            for sampler in ("uniform", "prioritized", "prioritized windows")
+            for change in (
+                *(acts_on_all, writes_on_all, removes_on_all, learns_on_all),
+                does_all_on_all,
+            )
+        ],
+        ("prioritized windows", does_all_on_all),
+    ),
+)
+def test_they_stay_over_a_mesh(case, shards):
     mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
+    sampler, change = case
     item = {"obs": jnp.zeros(4)}
-    state = sharded.init(item, 2**18, mesh=mesh, sampler=SAMPLERS[sampler])
-    step = jax.jit(scanned(in_cond(over_a_mesh)), donate_argnums=0)
+    state = sharded.init(item, 2**18, mesh=mesh, shards=shards, sampler=SAMPLERS[sampler])
+    step = jax.jit(scanned(in_cond(change)), donate_argnums=0)
     fbuf.check_in_place(step, state, KEY)
+
+
+def test_a_buffer_that_all_devices_share_takes_rows_of_each():
+    mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
+    state = fbuf.init(jnp.zeros(3), 8, sampler=fbuf.Prioritized())
+
+    def run(state, rows):
+        state = fbuf.add(state, rows)
+        return jax.lax.psum(fbuf.sample(state, KEY, 4).data.sum(), "data")
+
+    spec = jax.P("data")
+    run = jax.shard_map(run, mesh=mesh, in_specs=(jax.P(), spec), out_specs=jax.P())
+    rows = jnp.repeat(jnp.float32([1, 2]), 6).reshape(4, 3)
+    assert float(jax.jit(run)(state, rows)) == 4 * 3 * (1 + 2)
 
 
 @pytest.mark.parametrize("sampler", few(SAMPLERS, "prioritized windows"))

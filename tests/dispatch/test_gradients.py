@@ -116,6 +116,42 @@ def test_gradients_that_lead_past_a_buffer_are_right():
     assert int(fbuf.size(state)) == 4
 
 
+@pytest.mark.parametrize("branch", [False, True])
+def test_priorities_may_depend_on_what_is_differentiated_twice(branch):
+    state = fbuf.add(fbuf.init(ITEM, 8, sampler=fbuf.Prioritized()), rows(3.0))
+
+    def loss(x):
+        def learn(state, key):
+            batch = fbuf.sample(state, key, 4)
+            error = batch.data["narrow"].sum(-1) - x
+            return fbuf.update_priority(state, batch.ids, jnp.abs(error)), (error**2).sum()
+
+        def step(state, key):
+            if not branch:
+                return learn(state, key)
+            return jax.lax.cond(key[0] >= 0, learn, lambda state, _: (state, 0.0), state, key)
+
+        return jax.lax.scan(step, state, jax.random.split(jax.random.PRNGKey(0), 3))[1].sum()
+
+    assert float(jax.jit(jax.grad(loss))(2.0)) == 3 * 4 * 2 * (2.0 - 6.0)
+    assert float(jax.jit(jax.hessian(loss))(2.0)) == 3 * 4 * 2
+
+
+def test_a_gradient_outside_of_jit_consumes_no_buffer_of_the_caller():
+    def loss(tree):
+        batch = fbuf.sample(tree["buffer"], KEY, 4)
+        error = batch.data["narrow"].sum(-1) * tree["weight"]
+        state = fbuf.update_priority(tree["buffer"], batch.ids, jnp.abs(error))
+        state = fbuf.add(state, rows(3.0))
+        return fbuf.sample(state, KEY, 4).data["narrow"].sum() * tree["weight"]
+
+    state = fbuf.add(fbuf.init(ITEM, 8, sampler=fbuf.Prioritized()), rows(3.0))
+    for _ in range(2):
+        slopes = jax.grad(loss, allow_int=True)({"weight": 2.0, "buffer": state})
+        assert float(slopes["weight"]) == 24.0
+    assert int(fbuf.size(state)) == 4
+
+
 SAMPLERS = [
     fbuf.Mixture(uniform=0.2, recent=0.3, prioritized=0.5, recent_rows=2),
     fbuf.Uniform(),

@@ -226,14 +226,16 @@ MUTANTS = [
     ),
     *of(
         "dispatch/call.py",
-        ("state = tied(self.name, gradients.stopped(state), given.get(\"ids\"))", "state = gradients.stopped(state)", "order", OUTSIDE),
-        ("state = tied(self.name, gradients.stopped(state), given.get(\"ids\"))", "state = tied(self.name, state, given.get(\"ids\"))", "branch", ("test_gradients.py", "")),
+        ("state = tied(self.name, state, given.get(\"ids\"))", "state = state", "order", OUTSIDE),
+        ("state, given = gradients.stopped(arrays[0]), gradients.stopped_but_rows(given)", "state, given = arrays[0], gradients.stopped_but_rows(given)", "gradient", ("test_gradients.py", "")),
+        ("state, given = gradients.stopped(arrays[0]), gradients.stopped_but_rows(given)", "state = gradients.stopped(arrays[0])", "gradient", ("test_gradients.py", "twice")),
+        ("return self.run(False, *self", "return self.run(True, *self", "gradient", ("test_gradients.py", "consumes")),
         ("state, rest = in_one_turn(change, state, given, known=state.fault)", "state, rest = change(state, given)", "branch", BRANCHES),
     ),
     *of(
         "xla/loop.py",
         ("zero = zero_after(known.reshape(1))", "zero = jnp.int32(0)", "branch", BRANCHES),
-        ("carry = jax.tree.map(varying, state, shapes), blanks", "carry = state, blanks", "branch", ("test_contracts.py", "shard_map")),
+        ("carry = jax.tree.map(varying, state, shapes), blanks", "carry = state, blanks", "branch", ("test_branches.py", "share")),
         ("if jax.tree.structure(shapes) != jax.tree.structure(state):", "if False:", "branch", ("test_loops.py", "structure")),
         ("gather.def_vmap(lambda size, batched, *given: (gather(*_each(size, batched, given)), True))", "gather.def_vmap(lambda size, batched, *given: (gather(*_each(size, batched, (given[0], given[1] * 0))), True))", "seeds", ("test_seeds.py", "trees")),
         ("place = (whole, place[0] - whole * size, *place[1:])", "place = (whole * 0, place[0] - whole * size, *place[1:])", "seeds", ("test_seeds.py", "trees")),
@@ -2005,7 +2007,7 @@ MUTANTS = [
     *of(
         "dispatch/gradients.py",
         ("            if not isinstance(tangent, SymbolicZero):", "            if False:", "gradient", ("test_gradients.py", "refused")),
-        ("jax.lax.stop_gradient(leaf) if _has(leaf) else leaf, tree)", "leaf, tree)", "gradient", ("test_gradients.py", "differentiated_tree")),
+        ("return jax.lax.stop_gradient(leaf) if traced and _has(leaf) else leaf", "return leaf", "gradient", ("test_gradients.py", "differentiated_tree")),
     ),
     *of(
         "dispatch/parse.py",
