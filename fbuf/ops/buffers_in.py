@@ -65,5 +65,8 @@ def names_of(buffers: list[Any]) -> dict[Array, str]:
 
 def _on_a_device(buffer: Any, leaf: Any) -> Array:
     """Return the type of an array of a buffer, as a program of one device has it."""
+    sharding = getattr(leaf, "sharding", None)
+    if sharding is not None:
+        return array_of(sharding.shard_shape(leaf.shape), leaf.dtype)
     devices = 1 if isinstance(buffer, State) else buffer.num_devices
     return array_of((leaf.size // devices,), leaf.dtype)

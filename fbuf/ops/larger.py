@@ -32,19 +32,27 @@ def _enlarged(buffer: Any) -> Any:
         make = _larger
         for _ in buffer.fault.shape:
             make = jax.vmap(make)  # each axis is one that a vmap has added
-        return jax.eval_shape(make, cast(State[Any], buffer))
+        larger = jax.eval_shape(make, cast(State[Any], buffer))
+        sharding = getattr(buffer.fault, "sharding", None)
+        return _placed(larger, sharding) if isinstance(sharding, jax.NamedSharding) else larger
     if len(buffer.fault.shape) > 1:
         raise ValueError("a batch of buffers over a mesh")
     shard = jax.eval_shape(_larger, buffer.shard)
-    sharding = jax.NamedSharding(buffer.mesh, buffer.spec)
 
     def of_all(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         first, *rest = leaf.shape or (1,)
-        shape = (first * buffer.num_shards, *rest)
-        return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=sharding)
+        return jax.ShapeDtypeStruct((first * buffer.num_shards, *rest), leaf.dtype)
 
+    blocks = _placed(jax.tree.map(of_all, shard), jax.NamedSharding(buffer.mesh, buffer.spec))
     leaves = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(shard))
-    return dataclasses.replace(buffer, blocks=jax.tree.map(of_all, shard), leaves=leaves)
+    return dataclasses.replace(buffer, blocks=blocks, leaves=leaves)
+
+
+def _placed(tree: Any, sharding: jax.NamedSharding) -> Any:
+    """Return shapes on the devices on which the arrays of a buffer lie, as of seeds on several."""
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree
+    )
 
 
 def _larger(state: State[Any]) -> State[Any]:

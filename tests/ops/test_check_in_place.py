@@ -309,6 +309,17 @@ def test_a_small_buffer_over_a_mesh_is_checked():
     assert found == {Cause.SELECT}
 
 
+@pytest.mark.parametrize("capacity", [96, 2**15])
+def test_seeds_on_several_devices_are_checked(capacity):
+    seeds = jax.sharding.NamedSharding(Mesh(np.array(jax.devices()[:2]), ("seed",)), jax.P("seed"))
+    place = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=seeds)
+    states = jax.tree.map(place, batched(capacity, seeds=4))
+    assert all(leaf.sharding == seeds for leaf in jax.tree.leaves(enlarged(states)))
+    checked(jax.vmap(added), states)
+    keys = jax.random.split(KEY, 4)
+    assert causes(jax.vmap(select), states, keys) == {Cause.SELECT}
+
+
 def test_a_step_of_one_capacity_is_told_so():
     """Shapes that follow from the capacity fit no larger buffer."""
     state = shapes()

@@ -342,8 +342,10 @@ MUTANTS = [
         ("    return bytes_on_a_device(buffer, state.ring.flags) < LARGE", "    return bytes_on_a_device(buffer, state.ring.flags) < 9 * LARGE", "order", ("test_check_in_place.py", "as_it_is")),
         ("        for _ in buffer.fault.shape:\n", "        for _ in ():\n", "order", ("test_check_in_place.py", "each_of_a_batch")),
         ("(first * buffer.num_shards, *rest)", "(first, *rest)", "order", ("test_check_in_place.py", "each_of_a_batch")),
+        ("_placed(larger, sharding) if isinstance", "larger if isinstance", "order", ("test_check_in_place.py", "several_devices")),
         ("-(-_ROWS // state.capacity) | 1", "1", "order", CAUSES),
     ),
+    *of("ops/buffers_in.py", ("    if sharding is not None:", "    if False:", "order", ("test_check_in_place.py", "several_devices"))),
     *of("ops/init.py", ("places = old.writes is not None", "places = False", "order", ("test_check_in_place.py", "larger_capacity"))),
     *of("ops/resize.py", (", ends, shards=old.shards)", ", ends)", "order", ("test_check_in_place.py", "each_of_a_batch"))),
     *of(
