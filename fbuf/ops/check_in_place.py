@@ -106,9 +106,11 @@ def check_in_place(jitted: Any, *args: Any, timed: bool = False, **kwargs: Any) 
     program = Program(lowered.compile().as_text())
     changed = [buffer for buffer, given in zip(buffers, donated, strict=True) if given]
     # First what is lost: XLA copies an array whose memory no result takes, to change it.
-    _refuse_lost(program.not_in_place([at for buffer in changed for at in large_arrays(buffer)]))
+    kept = [array for buffer in changed for array in large_arrays(buffer)]
+    names, note = names_of(buffers), _sizes(buffers, (args, kwargs))
+    _refuse_lost(program.not_in_place(kept), names, note)
     arrays = [array for buffer in buffers for array in large_arrays(buffer)]
-    refuse_copies(written_whole(program, arrays), names_of(buffers))
+    refuse_copies(written_whole(program, arrays), names, note)
     if timed:
         refuse_slow(jitted, args, kwargs)
 
@@ -161,12 +163,19 @@ def _refuse_twice(given: Any, infos: Any) -> None:
             )
 
 
-def _refuse_lost(found: list[Array]) -> None:
+def _sizes(buffers: list[Any], given: Any) -> str:
+    """Return a sentence on the buffers that are larger than those that were given, if any are."""
+    pairs = zip(buffers, buffers_in(given), strict=True)
+    larger = [f"{buffer.capacity:,}" for buffer, old in pairs if buffer.capacity > old.capacity]
+    return f" Small buffers were looked at with {' and '.join(larger)} rows." if larger else ""
+
+
+def _refuse_lost(found: list[Array], names: dict[Array, str], note: str) -> None:
     """Raise for arrays whose memory no result takes."""
     if found:
-        listed = ", ".join(f"{array.dtype}[{array.size:,}]" for array in found)
+        listed = ", ".join(f"{names[array]} {array.dtype}[{array.size:,}]" for array in found)
         raise RuntimeError(
-            f"fbuf.check_in_place: no result lies in the memory of these arrays: {listed}. Return "
-            "the state that the step has changed, and return it once; do not donate a buffer that "
-            "the step only reads"
+            f"fbuf.check_in_place: no result lies in the memory of these arrays: {listed}.{note} "
+            "Return the state that the step has changed, and return it once; do not donate a "
+            "buffer that the step only reads"
         )

@@ -50,12 +50,13 @@ _HIDES = frozenset((Cause.BRANCH, Cause.SELECT, Cause.LOOP, Cause.DTYPE))
 """Causes that may stand before another one."""
 
 
-def refuse_copies(found: Sequence[Whole], names: Mapping[Array, str]) -> None:
+def refuse_copies(found: Sequence[Whole], names: Mapping[Array, str], note: str) -> None:
     """Raise for arrays that are written whole.
 
     Args:
         found: The arrays, and why they are.
         names: The part of a buffer that each of them may be.
+        note: A sentence on the sizes of the buffers, or nothing.
     """
     if not found:
         return
@@ -67,8 +68,8 @@ def refuse_copies(found: Sequence[Whole], names: Mapping[Array, str]) -> None:
     )
     hides = " Then check again: another cause may stand behind." if _HIDES & {*causes} else ""
     raise RuntimeError(
-        f"fbuf.check_in_place: this step writes whole arrays of a buffer. {listed}{hides} An array "
-        "of yours of that type and size looks the same: try another capacity"
+        f"fbuf.check_in_place: this step writes whole arrays of a buffer. {listed}{hides}{note} "
+        "An array of yours of that type and size looks the same: try another capacity"
     )
 
 

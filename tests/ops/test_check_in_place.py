@@ -228,6 +228,7 @@ def test_the_message_names_the_part_the_count_and_the_remedy():
     assert waiting.startswith("storage.words u32[524,928] (2 times): ")
     assert "Call state = fbuf.after(state, batch) right after the sample" in waiting
     assert "Then check again: another cause may stand behind" in waiting
+    assert "Small buffers were looked at with 131,232 and 131,136 rows." in waiting
 
 
 @pytest.mark.parametrize("dtype", [jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.int4])

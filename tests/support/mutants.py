@@ -329,8 +329,8 @@ MUTANTS = [
     ),
     *of(
         "ops/check_in_place.py",
-        ("    refuse_copies(written_whole(program, arrays), names_of(buffers))\n", "", "order", CAUSES),
-        ("    _refuse_lost(program.not_in_place([at", "    (program.not_in_place([at", "order", ("test_check_in_place.py", "no_result_takes")),
+        ("    refuse_copies(written_whole(program, arrays), names, note)\n", "", "order", CAUSES),
+        ("    _refuse_lost(program.not_in_place(kept), names, note)\n", "", "order", ("test_check_in_place.py", "no_result_takes")),
         ("(lowered.out_info)) > sum(donated)", "(lowered.out_info)) > len(donated)", "order", ("test_check_in_place.py", "cannot_read or only_read")),
         ("    return all(info.donated for", "    return all(True for", "order", ("test_check_in_place.py", "cannot_read or only_read")),
         ("    if any(map(is_small, buffers)):\n", "    if False:\n", "order", CAUSES),
