@@ -178,7 +178,8 @@ def empty_like(
     old, kept = state.ring, state.next_obs
     lockstep = old.lockstep or num_envs is None
     follow, tag = old.open is not None, old.tag[0] if tag is None else tag
-    ring = rings.empty(capacity, num_envs, lockstep, old.autoreset, follow, shards, tag=tag)
+    places = old.writes is not None
+    ring = rings.empty(capacity, num_envs, lockstep, old.autoreset, follow, shards, places, tag)
     next_of, ends = (None, None) if kept is None else (kept.field, max_ends)
     return of_ring(state.storage.item, ring, state.sampler, next_of, ends)
 

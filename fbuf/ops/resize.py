@@ -109,4 +109,4 @@ def empty_as(state: State[Item], capacity: int, max_ends: int | None = None) -> 
         room = kept.owner.shape[0] - old.lanes
         if room != -(-ends_by_default(old, state.storage, kept.field) // old.heads) * old.heads:
             ends = max(-(-room * capacity // old.capacity), 1)
-    return empty_like(state, capacity, old.num_envs, ends)
+    return empty_like(state, capacity, old.num_envs, ends, shards=old.shards)

@@ -1,8 +1,7 @@
-"""Reads before writes: what a trace ties by itself, what `after` ties, and what a check finds."""
+"""Reads before writes: what a trace ties by itself, and what `after` ties."""
 
 from __future__ import annotations
 
-import functools
 import gc
 import warnings
 import weakref
@@ -19,6 +18,7 @@ from support.programs import emitters
 
 import fbuf
 from fbuf.xla.program import Program, array_of
+from fbuf.xla.whole import written_whole
 
 KEY = jax.random.key(0)
 PRIORITIZED, UNIFORM = fbuf.Prioritized(), fbuf.Uniform()
@@ -40,7 +40,7 @@ def copies(step, state, *args, **options):
     leaves = [leaf for leaf in jax.tree.leaves(state) if leaf.size * leaf.dtype.itemsize > 2**17]
     arrays = [array_of(leaf.shape, leaf.dtype) for leaf in leaves]
     read = Program(program.as_text())
-    return read.written_whole(arrays) + read.not_in_place(arrays)
+    return written_whole(read, arrays) + read.not_in_place(arrays)
 
 
 # --- what is tied within one trace ---------------------------------------------------------------
@@ -287,142 +287,7 @@ def test_so_it_does_for_several_seeds(form):
     assert not copies(jax.vmap(FORMS[form]), states, jax.random.split(KEY, 2))
 
 
-# --- what a check finds --------------------------------------------------------------------------
-
-
-def without_after(step):
-    """The step, in which `after` does nothing."""
-
-    @functools.wraps(step)
-    def run(state, key):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(fbuf, "after", lambda state, batch: state)
-            return step(state, key)
-
-    return run
-
-
-def old_rows_too(state, key):
-    """A step that reads the rows from before the add, after it."""
-    return fbuf.add(state, rows(4)), drawn(state, key)
-
-
-COPYING = {
-    "unrolled": without_after(FORMS["unrolled"]),
-    "sampling helper": without_after(FORMS["sampling helper"]),
-    "inner loop": without_after(FORMS["inner loop"]),
-    "the state from before": old_rows_too,
-}
-
-
-@pytest.mark.parametrize(
-    "form",
-    [
-        pytest.param(form, marks=[pytest.mark.optimised] * (form != "sampling helper"))
-        for form in COPYING
-    ],
-)
-def test_the_check_finds_copies_and_says_what_to_do(form):
-    jax.clear_caches()  # other tests have traced the same functions, with `after`
-    run = jax.jit(COPYING[form], donate_argnums=0)
-    with pytest.raises(RuntimeError, match=r"writes whole arrays .*u32.*fbuf\.after\(state, ba"):
-        fbuf.check_in_place(run, large(), KEY)
-
-
-def test_the_check_finds_an_array_that_is_donated_twice():
-    """As a target network that is the network: JAX says so only when the step runs."""
-    state, params = fbuf.init(jnp.zeros(8), 10_000), {"w": jnp.zeros((3, 4))}
-
-    def step(carry, rows):
-        state, params, target = carry
-        return (fbuf.add(state, rows), params, jax.tree.map(lambda w: w + 1, target))
-
-    jitted = jax.jit(step, donate_argnums=0)
-    rows = jnp.ones((2, 8))
-    with pytest.raises(RuntimeError, match=r"float32\[3, 4\] is among.*twice.*jnp\.copy"):
-        fbuf.check_in_place(jitted, (state, params, params), rows)
-    fbuf.check_in_place(jitted, (state, params, jax.tree.map(jnp.copy, params)), rows)
-    only = jax.jit(step_of_the_state, donate_argnums=0)
-    fbuf.check_in_place(only, state, params, params, rows)  # not donated: as often as you like
-
-
-def step_of_the_state(state, params, target, rows):
-    return fbuf.add(state, rows + params["w"].sum() + target["w"].sum())
-
-
-def test_the_check_passes_a_step_in_place_and_consumes_nothing():
-    state = {"buffer": fbuf.init(jnp.zeros(3), 2**16), "steps": jnp.int32(0)}
-
-    @functools.partial(jax.jit, donate_argnames="carry", static_argnames="count")
-    def step(carry, key, count):
-        buffer = fbuf.add(carry["buffer"], jnp.ones((4, 3)))
-        batch = fbuf.sample(buffer, key, count)
-        buffer = fbuf.after(buffer, batch)
-        return {"buffer": buffer, "steps": carry["steps"] + 1}, batch.data.sum()
-
-    fbuf.check_in_place(step, carry=state, key=KEY, count=16)
-    assert int(fbuf.size(state["buffer"])) == 0
-
-
-def test_the_check_refuses_what_it_cannot_read():
-    state, tiny = fbuf.init(jnp.zeros(3), 2**16), fbuf.init(jnp.zeros(3), 16)
-    step = lambda state: fbuf.add(state, jnp.ones((4, 3)))
-    donating = jax.jit(step, donate_argnums=0)
-    with pytest.raises(TypeError, match=r"give jax\.jit\(step, donate_argnums=0\)"):
-        fbuf.check_in_place(step, state)
-    with pytest.raises(RuntimeError, match="is not donated"):
-        fbuf.check_in_place(jax.jit(step), state)
-    with pytest.raises(ValueError, match="16 KiB; give one of a larger capacity"):
-        fbuf.check_in_place(donating, tiny)
-    with pytest.raises(ValueError, match="no buffer is there"):
-        fbuf.check_in_place(jax.jit(lambda x: x), jnp.zeros(3))
-    batched = jax.vmap(lambda _: fbuf.init(jnp.zeros(3), 2**16))(jnp.arange(2))
-    with pytest.raises(ValueError, match="leave timed out"):
-        fbuf.check_in_place(jax.jit(jax.vmap(step), donate_argnums=0), batched, timed=True)
-
-
-@pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
-def test_the_check_finds_memory_that_no_result_takes():
-    run = jax.jit(lambda state: fbuf.size(fbuf.add(state, jnp.ones((4, 3)))), donate_argnums=0)
-    with pytest.raises(RuntimeError, match=r"no result lies in the memory .*u32\[196,608\]"):
-        fbuf.check_in_place(run, fbuf.init(jnp.zeros(3), 2**16))
-
-
-def test_the_check_times_what_no_program_shows(monkeypatch):
-    """A step whose time grows with the capacity, though its program copies nothing."""
-    state = fbuf.init(jnp.zeros(3), 2**16)
-
-    class Slow:
-        """A step that looks at each row once more, from outside of the program."""
-
-        def __init__(self):
-            self.jitted = jax.jit(lambda s: fbuf.add(s, jnp.ones((4, 3))), donate_argnums=0)
-            self.lower = self.jitted.lower
-
-        def __call__(self, state):
-            for _ in range(state.capacity // 2**10):
-                np.random.default_rng(0).random(2**12).sort()
-            return self.jitted(state)
-
-    fbuf.check_in_place(Slow(), state)
-    with pytest.raises(RuntimeError, match=r"a 64th of the capacity.*Use another version of JAX"):
-        fbuf.check_in_place(Slow(), state, timed=True)
-
-
-@pytest.mark.sweep
-def test_a_buffer_that_is_only_read_need_not_be_donated():
-    def step(state, demos, key):
-        batch = fbuf.sample_mixed([(state, 0.5), (demos, 0.5)], key, 8)
-        return fbuf.add(state, jnp.zeros(2)), jnp.sum(batch.sample.data)
-
-    plain = lambda: jax.eval_shape(lambda: fbuf.init(jnp.zeros(2), 2**16))
-    demos = plain()
-    fbuf.check_in_place(jax.jit(step, donate_argnums=0), plain(), demos, jax.random.key(0))
-    read = jax.jit(lambda state, key: fbuf.sample(state, key, 4).data)
-    fbuf.check_in_place(read, demos, jax.random.key(0))
-    returned = jax.jit(lambda *given: (*step(*given), given[1]), donate_argnums=0)
-    with pytest.raises(RuntimeError, match="returns a buffer that is not donated"):
-        fbuf.check_in_place(returned, plain(), demos, jax.random.key(0))
+# --- one row, and rows that end an episode -------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_envs", [None, 1])

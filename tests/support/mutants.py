@@ -87,6 +87,7 @@ CONSUMED = "test_contracts.py", "consumed"
 ONE_ROW = "test_contracts.py", "every_byte and common7"
 READ = "test_read.py", ""
 IN_PLACE = ("test_in_place.py", "one_trace")
+CAUSES = ("test_check_in_place.py", "by_name")
 NOTHING = ("test_windows.py", "says_so or above_zero")
 BROKEN = (
     "test_transition.py",
@@ -372,17 +373,39 @@ MUTANTS = [
     ),
     *of(
         "ops/check_in_place.py",
-        ("    _refuse_copies(program.written_whole(arrays), _names(buffers))\n", "", "order", ("test_in_place.py", "finds_copies")),
-        ("    _refuse_lost(program.not_in_place([at", "    (program.not_in_place([at", "order", ("test_in_place.py", "no_result_takes")),
-        ("if large > _SLOWER * small:", "if False:", "order", ("test_in_place.py", "times")),
-        ("(lowered.out_info)) > sum(donated)", "(lowered.out_info)) > len(donated)", "order", ("test_in_place.py", "cannot_read or only_read")),
-        ("    return all(info.donated for", "    return all(True for", "order", ("test_in_place.py", "cannot_read or only_read")),
+        ("    refuse_copies(written_whole(program, arrays), names, note)\n", "", "order", CAUSES),
+        ("    _refuse_lost(program.not_in_place(kept), names, note)\n", "", "order", ("test_check_in_place.py", "no_result_takes")),
+        ("(lowered.out_info)) > sum(donated)", "(lowered.out_info)) > len(donated)", "order", ("test_check_in_place.py", "cannot_read or only_read")),
+        ("    return all(info.donated for", "    return all(True for", "order", ("test_check_in_place.py", "cannot_read or only_read")),
+        ("    if any(map(is_small, buffers)):\n", "    if False:\n", "order", CAUSES),
+        ("    if not any(map(large_arrays, buffers)):\n", "    if False:\n", "order", ("test_check_in_place.py", "one_capacity")),
     ),
+    *of("ops/slow.py", ("if large > _SLOWER * small:", "if False:", "order", ("test_check_in_place.py", "times"))),
+    *of(
+        "ops/larger.py",
+        ("    return bytes_on_a_device(buffer, state.ring.flags) < LARGE", "    return bytes_on_a_device(buffer, state.ring.flags) < 9 * LARGE", "order", ("test_check_in_place.py", "as_it_is")),
+        ("        for _ in buffer.fault.shape:\n", "        for _ in ():\n", "order", ("test_check_in_place.py", "each_of_a_batch")),
+        ("(first * buffer.num_shards, *rest)", "(first, *rest)", "order", ("test_check_in_place.py", "each_of_a_batch")),
+        ("_placed(larger, sharding) if isinstance", "larger if isinstance", "order", ("test_check_in_place.py", "several_devices")),
+        ("-(-_ROWS // state.capacity) | 1", "1", "order", CAUSES),
+    ),
+    *of("ops/buffers_in.py", ("    if sharding is not None:", "    if False:", "order", ("test_check_in_place.py", "several_devices"))),
+    *of("ops/init.py", ("places = old.writes is not None", "places = False", "order", ("test_check_in_place.py", "larger_capacity"))),
+    *of("ops/resize.py", (", ends, shards=old.shards)", ", ends)", "order", ("test_check_in_place.py", "each_of_a_batch"))),
     *of(
         "xla/program.py",
-        ("if name not in fused:", "if name in fused:", "order", ("test_in_place.py", "finds_copies")),
-        ("            and not self._keeps(instruction, at)", "            and instruction.opcode == 'all'", "order", ("test_in_place.py", "finds_copies")),
-        (' or root.opcode in _WRITES_ROWS:', ":", "order", ("test_in_place.py", "passes")),
+        ("if name not in fused:", "if name in fused:", "order", CAUSES),
+        (' or root.opcode in WRITES_ROWS:', ":", "order", CAUSES),
+        ("([a-z]\\w*)", "([a-z]+\\d*)", "order", ("test_check_in_place.py", "dtype")),
+        ("kind is not None and dtype.isbuiltin == 1", "kind is not None", "order", ("test_check_in_place.py", "dtype")),
+    ),
+    *of(
+        "xla/whole.py",
+        ("        if not _keeps(of, computing)\n", "        if False\n", "order", CAUSES),
+        ('computing.path.endswith("/while")', "False", "order", ("test_check_in_place.py", "by_name and loop")),
+        ("dict.fromkeys(split, Cause.BRANCH) | near", "near", "order", ("test_check_in_place.py", "by_name and branch")),
+        ("dict.fromkeys(split, Cause.BRANCH) | near", "dict.fromkeys(split, Cause.BRANCH)", "order", ("test_check_in_place.py", "by_name and select")),
+        ("if any((array, branch) in copied for branch in of.branches)", "if True", "order", ("test_check_in_place.py", "behind_a_branch")),
     ),
     *of(
         "ops/add.py",
