@@ -187,7 +187,7 @@ def test_a_row_of_priority_0_is_never_drawn(items):
     assert np.all(batch.experience == 7)
     assert np.all(batch.probabilities == 1)
     state = buffer.set_priorities(state, batch.indices, jnp.zeros(64))
-    assert not buffer.can_sample(state)
+    assert buffer.can_sample(state)  # steps are counted, and not priorities
     batch = buffer.sample(state, jax.random.key(0))
     assert np.all(batch.probabilities == 0)
     assert np.all(batch.indices.slot == -1)
