@@ -41,6 +41,7 @@ from fbuf.runtime.thread import Cancelled
 from fbuf.runtime.wait import steps as waiting_steps
 from fbuf.runtime.wait import wait as wait_for
 from fbuf.samplers import Draw, Sampler
+from fbuf.samplers.priority_index import of_slots as stored_priorities
 from fbuf.samplers.random_bits import fold_in
 from fbuf.storage.episodes import Autoreset
 from fbuf.storage.ids import NO_SLOT
@@ -119,6 +120,7 @@ __all__ = [
     "room_for_ends",
     "stays_in_process",
     "stored_lanes",
+    "stored_priorities",
     "table_in_words",
     "tag_of",
     "tree_classes",

@@ -318,7 +318,7 @@ class Prioritized(WindowedSampler):
     def probability(self, index: PriorityIndex, ring: Ring, slots: jax.Array) -> jax.Array:
         """Return the values of rows over the total."""
         total = sum_tree.total(index.tree)
-        value = jnp.maximum(sum_tree.values(index.tree, slots), 0)
+        value = priority_index.of_slots(index, slots)
         return jnp.where(total > 0, value / _above_0(total), 0)
 
     def stats(self, index: PriorityIndex, ring: Ring) -> dict[str, jax.Array]:

@@ -117,6 +117,11 @@ def retire(index: PriorityIndex, ring: Ring, slots: jax.Array) -> PriorityIndex:
     )
 
 
+def of_slots(index: PriorityIndex, slots: jax.Array) -> jax.Array:
+    """Return the values that slots are drawn by, 0 for a row that is no start: float32 `[B]`."""
+    return jnp.maximum(sum_tree.values(index.tree, slots), 0)
+
+
 def count(index: PriorityIndex, ring: Ring) -> jax.Array:
     """Count the starts, those of priority 0 included. int32 scalar."""
     return ring.live() if index.num_starts is None else index.num_starts

@@ -11,6 +11,7 @@ from jax import lax
 from fbuf.storage import episodes
 from fbuf.storage.episodes import InEpisode, Open
 from fbuf.storage.ring import CUT, DUMMY, ENDS, REMOVED, Ring, Span
+from fbuf.xla.loop import zero_after
 from fbuf.xla.rows import read_rows, write_rows
 from fbuf.xla.tie import tie
 
@@ -75,14 +76,17 @@ def append(
     _, offset = _laps_and_offset(head[None] + rank, ring.head_capacity, each)
     slots = offset * ring.heads + lane
     slots = jnp.where(kept, slots, ring.capacity).astype(jnp.int32).reshape(-1)
-    dropped = jnp.maximum(count, size) - size
-    _, first = _laps_and_offset(head + dropped, ring.head_capacity, each)
-    laps, end = _laps_and_offset(head + count, ring.head_capacity, each)
     inside = slots < ring.capacity
     old = read_rows(ring.flags, ring.clamp(slots))
     # The barrier has it read once. Read again where it is used, the flags would have to be
     # copied for that before they are written.
     replaced = lax.optimization_barrier(jnp.where(inside, old, 0))
+    # The head goes on once these slots are known. Else so many things would be ready at once that
+    # XLA wakes other threads on CPU: see `fbuf.xla.loop`.
+    head += zero_after(replaced).astype(jnp.uint32)
+    dropped = jnp.maximum(count, size) - size
+    _, first = _laps_and_offset(head + dropped, ring.head_capacity, each)
+    laps, end = _laps_and_offset(head + count, ring.head_capacity, each)
     # No row from before the last clear is counted as removed any more.
     held, was_removed = ring.holds(slots), replaced & REMOVED > 0
     removed = ring.fewer_removed(slots, held & was_removed)

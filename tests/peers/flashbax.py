@@ -56,33 +56,11 @@ def tests(folder: Path) -> list[Path]:
     return [utils, *(path for path in found if path.name != "sum_tree_test.py")]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class SumTree:
-    """The sum tree of a buffer, by flashbax's names."""
-
-    index: Any
-
-    @property
-    def max_recorded_priority(self) -> jax.Array:
-        """The largest priority ever stored."""
-        return self.index.largest_ever
-
-    @property
-    def nodes(self) -> jax.Array:
-        """The sum of all priorities, which is flashbax's first node."""
-        from fbuf.trees import sum_tree
-
-        return sum_tree.total(self.index.tree)[None]
-
-
 def replace() -> None:
     """Put the front's functions in the place of flashbax's, in flashbax's modules."""
     import flashbax
     from fbuf_adapters import flashbax as front
     from flashbax.buffers import sum_tree
-
-    from fbuf.trees import sum_tree as own_tree
 
     if not hasattr(jax, "tree_map"):  # JAX has taken the name away since flashbax's last version
         jax.tree_map = jax.tree.map  # type: ignore[attr-defined]
@@ -92,13 +70,19 @@ def replace() -> None:
             {public: own[public] for public in own if public in theirs and public[0] != "_"}
         )
 
-    state: Any = front.prioritised_trajectory_buffer.PrioritisedTrajectoryBufferState
-    state.sum_tree_state = property(lambda self: SumTree(self.buffer.index))
-    vars(sum_tree)["get"] = lambda tree, ids: own_tree.values(tree.index.tree, ids.slot)
+    of_leaves = sum_tree.get
+    vars(sum_tree)["get"] = lambda tree, ids: of_leaves(tree, _leaves(tree.buffer, ids))
 
     _trajectory(flashbax.trajectory_buffer, front)
     _prioritised(flashbax.prioritised_trajectory_buffer, front)
     _queue(flashbax.trajectory_queue, front)
+
+
+def _leaves(buffer: Any, ids: Any) -> jax.Array:
+    """Return the leaves of flashbax's sum tree that indices of the front name."""
+    ring, period = buffer.ring, buffer.sampler.stride
+    step, environment = ids.slot // ring.lanes, ids.slot % ring.lanes
+    return environment * (ring.lane_length // period) + step // period
 
 
 def _trajectory(module: Any, front: Any) -> None:

@@ -151,7 +151,7 @@ def test_probabilities_are_those_of_the_oracle(environments, steps, window, peri
         state = buffer.add(state, oracle.add(add))
         expected = oracle.probabilities()
         assert probabilities(state) == pytest.approx(expected, rel=1e-6)
-        assert bool(buffer.can_sample(state)) == bool(expected)
+        assert bool(buffer.can_sample(state)) == (oracle.time >= window)
         if not expected:
             continue
         batch = buffer.sample(state, jax.random.key(number))
@@ -187,7 +187,7 @@ def test_a_row_of_priority_0_is_never_drawn(items):
     assert np.all(batch.experience == 7)
     assert np.all(batch.probabilities == 1)
     state = buffer.set_priorities(state, batch.indices, jnp.zeros(64))
-    assert not buffer.can_sample(state)
+    assert buffer.can_sample(state)  # steps are counted, and not priorities
     batch = buffer.sample(state, jax.random.key(0))
     assert np.all(batch.probabilities == 0)
     assert np.all(batch.indices.slot == -1)
@@ -323,6 +323,52 @@ def test_a_mixer_takes_shares_of_each_buffer():
         states[1], jax.tree.map(lambda leaf: leaf[3:8], batch.indices), jnp.zeros(5)
     )
     assert int(state.buffer.fault) == 0
+
+
+def test_can_sample_counts_steps_and_looks_at_nothing_else():
+    """Full, with no whole window: after 8 steps, the one of step 5 lacks two."""
+    buffer = fbx.make_prioritised_trajectory_buffer(1, 2, 5, 5, 5, max_length_time_axis=5)
+    state = buffer.init(jnp.float32(0))
+    for steps, ready in ((3, False), (2, True), (3, True)):
+        state = buffer.add(state, jnp.zeros((1, steps)))
+        assert bool(buffer.can_sample(state)) == ready
+    batch = buffer.sample(state, jax.random.key(0))
+    assert batch.probabilities.tolist() == [0, 0]
+
+
+BUFFERS = {
+    "item": (fbx.make_item_buffer, (8, 1, 4)),
+    "flat": (fbx.make_flat_buffer, (8, 1, 4)),
+    "trajectory": (fbx.make_trajectory_buffer, (1, 4, 2, 1, 2, 8)),
+    "prioritised item": (fbx.make_prioritised_item_buffer, (8, 1, 4)),
+    "prioritised flat": (fbx.make_prioritised_flat_buffer, (8, 1, 4)),
+    "prioritised trajectory": (fbx.make_prioritised_trajectory_buffer, (1, 4, 2, 1, 2, 8)),
+    "queue": (fbx.make_trajectory_queue, (8, 1, 1, 2)),
+}
+
+
+@pytest.mark.parametrize("kind", [*BUFFERS, "mixer"])
+def test_under_vmap_one_answer_is_for_all_seeds(kind):
+    """So `lax.cond(can_sample)` takes one branch there: else both, and the state is copied."""
+    make, arguments = BUFFERS["item" if kind == "mixer" else kind]
+    buffer = make(*arguments)
+    window = (1, 1) if "trajectory" in kind or kind == "queue" else ()
+
+    def step(state, key):
+        state = buffer.add(state, jax.random.normal(key, window))
+        if hasattr(buffer, "set_priorities"):
+            batch = buffer.sample(state, key)
+            state = buffer.set_priorities(state, batch.indices, jax.random.uniform(key, (4,)))
+        return state, None
+
+    def run(key):
+        state, _ = jax.lax.scan(step, buffer.init(jnp.float32(0)), jax.random.split(key, 3))
+        if kind == "mixer":
+            return fbx.make_mixer([buffer] * 2, 4, [1, 1]).can_sample([state, state])
+        return buffer.can_sample(state)
+
+    keys = jax.random.split(jax.random.key(0), 2)
+    assert jax.vmap(run, out_axes=None)(keys)  # refused if the answers might differ
 
 
 def step(buffer, state, key):

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import fbuf
 from fbuf.adapter_api import check, register_with_flax, warn
 from fbuf_adapters.flashbax.buffers import _arguments, trajectory_buffer
+from fbuf_adapters.flashbax.buffers._sum_tree import SumTreeState
 from fbuf_adapters.flashbax.buffers.trajectory_buffer import (
     BufferSample,
     BufferState,
@@ -35,6 +36,11 @@ class PrioritisedTrajectoryBufferState(TrajectoryBufferState[Experience], Generi
     The sum tree is `buffer.index`, which only `fbuf` reads. `fbuf.probability(state.buffer, ids)`
     and `fbuf.stats(state.buffer)` ask it.
     """
+
+    @property
+    def sum_tree_state(self) -> SumTreeState:
+        """The priorities by flashbax's fields, to read; `nodes` takes O(N)."""
+        return SumTreeState(self.buffer)
 
 
 @jax.tree_util.register_dataclass
@@ -98,8 +104,8 @@ def make_prioritised_trajectory_buffer(
         device: Not used: the program is compiled for the platform that it runs on.
 
     Returns:
-        The functions `init`, `add`, `sample`, `can_sample` and `set_priorities`. `can_sample` also
-        asks for a window of a priority above 0. `set_priorities` takes priorities of at least 0. If
+        The functions `init`, `add`, `sample`, `can_sample` and `set_priorities`. `can_sample` asks
+        for the steps alone, not for priorities. `set_priorities` takes priorities of at least 0. If
         an index repeats, its last priority counts. It leaves out NaN, infinite and negative ones,
         and windows that were overwritten since; `fbuf.raise_on_fault(state.buffer)` says so.
 

@@ -76,8 +76,8 @@ class TrajectoryBuffer(Replaceable, Generic[Experience, BufferState, BufferSampl
         init: Takes one step of one environment, and returns an empty state.
         add: Takes a state and a batch, and returns the state with the batch in it.
         sample: Takes a state and a key, and returns a sample.
-        can_sample: Takes a state, and returns whether there are enough steps to draw: a bool
-            scalar.
+        can_sample: Takes a state, and returns whether so many steps are stored that a batch may be
+            drawn: a bool scalar, which no data changes.
     """
 
     init: Callable[[Experience], BufferState]
@@ -199,9 +199,9 @@ def sample(
 
 
 def can_sample(state: TrajectoryBufferState[Any], *, least: int) -> jax.Array:
-    """Return whether so many steps are stored, and one window can be drawn."""
+    """Return whether so many steps are stored.
 
-    def ready(buffer: fbuf.State[Any]) -> jax.Array:
-        return (_steps.stored_steps(buffer) >= least) & fbuf.can_sample(buffer)
-
-    return _steps.of_each(ready, state.buffer)
+    The count alone decides, as in flashbax. So under `vmap` it is one number for all seeds of a
+    program, and a `jax.lax.cond` that asks for it still takes one branch.
+    """
+    return _steps.of_each(lambda buffer: _steps.stored_steps(buffer) >= least, state.buffer)
