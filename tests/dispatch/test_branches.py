@@ -10,11 +10,10 @@ from jax import lax
 from jax.sharding import Mesh
 from support.contracts import CAPACITY, consumed
 from support.few import few
-from support.programs import emitters
+from support.programs import copies
 
 import fbuf
 from fbuf import sharded
-from fbuf.xla.program import Program, array_of
 
 KEY = jax.random.key(0)
 ITEM = {"obs": jnp.zeros(5), "reward": jnp.zeros(()), "group": jnp.int32(0), "made": jnp.int32(0)}
@@ -45,16 +44,6 @@ def rows(count):
 
 def large(sampler, **options):
     return jax.eval_shape(lambda: fbuf.init(ITEM, CAPACITY, sampler=sampler, **options))
-
-
-def copies(step, state, *args):
-    """Arrays of a donated buffer that a step writes whole, as users compile it."""
-    run = jax.jit(step, donate_argnums=0)
-    program = run.lower(state, *args).compile(compiler_options=emitters(True))
-    leaves = [leaf for leaf in jax.tree.leaves(state) if leaf.size * leaf.dtype.itemsize > 2**13]
-    arrays = [array_of(leaf.shape, leaf.dtype) for leaf in leaves]
-    read = Program(program.as_text())
-    return read.written_whole(arrays) + read.not_in_place(arrays)
 
 
 # --- what users do with a buffer -----------------------------------------------------------------

@@ -14,11 +14,9 @@ from jax import lax
 from jax.sharding import Mesh
 from support.contracts import CAPACITY, ITEM, consumed, rows
 from support.few import few
-from support.programs import emitters
+from support.programs import copies
 
 import fbuf
-from fbuf.xla.program import Program, array_of
-from fbuf.xla.whole import written_whole
 
 KEY = jax.random.key(0)
 PRIORITIZED, UNIFORM = fbuf.Prioritized(), fbuf.Uniform()
@@ -31,16 +29,6 @@ def large(sampler=UNIFORM, **options):
 
 def drawn(state, key):
     return fbuf.sample(state, key, 32)
-
-
-def copies(step, state, *args, **options):
-    """Arrays that a step of a donated buffer writes whole, as users compile it."""
-    run = jax.jit(step, donate_argnums=0, **options)
-    program = run.lower(state, *args).compile(compiler_options=emitters(True))
-    leaves = [leaf for leaf in jax.tree.leaves(state) if leaf.size * leaf.dtype.itemsize > 2**17]
-    arrays = [array_of(leaf.shape, leaf.dtype) for leaf in leaves]
-    read = Program(program.as_text())
-    return written_whole(read, arrays) + read.not_in_place(arrays)
 
 
 # --- what is tied within one trace ---------------------------------------------------------------

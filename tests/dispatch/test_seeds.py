@@ -9,11 +9,10 @@ import pytest
 from jax import lax
 from support.contracts import CAPACITY, consumed
 from support.few import few
-from support.programs import emitters
+from support.programs import copies
 
 import fbuf
 from fbuf.trees import bit_tree, sum_tree
-from fbuf.xla.program import Program, array_of
 
 KEYS = jax.random.split(jax.random.key(0), 3)
 ITEM = {"obs": jnp.zeros(3), "reward": jnp.zeros(())}
@@ -219,14 +218,6 @@ def test_next_steps_that_are_dummies_are_counted_for_each_seed():
 
 
 # --- in place ------------------------------------------------------------------------------------
-
-
-def copies(step, states, *args):
-    program = jax.jit(step, donate_argnums=0).lower(states, *args)
-    read = Program(program.compile(compiler_options=emitters(True)).as_text())
-    leaves = [leaf for leaf in jax.tree.leaves(states) if leaf.size * leaf.dtype.itemsize > 2**17]
-    arrays = [array_of(leaf.shape, leaf.dtype) for leaf in leaves]
-    return read.written_whole(arrays) + read.not_in_place(arrays)
 
 
 @pytest.mark.parametrize(

@@ -576,10 +576,10 @@ MUTANTS = [
         ("sum_tree.aggregate(index.tree, Aggregate.LARGEST_INVERSE)", "sum_tree.aggregate(index.tree, Aggregate.SUM)", "weights", LARGE),
         ("mean = total / jnp.maximum(shards.sum_of_counts(totals.count), 1)", "mean = total", "weights", SEVERAL),
         ("jax.random.permutation(order_key, batch_size)", "jnp.arange(batch_size)", "order", OFTEN),
-        ("jnp.maximum(sum_tree.values(index.tree, slots), 0)", "sum_tree.values(index.tree, slots)", "read", FIRST),
     ),
     *of(
         "samplers/priority_index.py",
+        ("jnp.maximum(sum_tree.values(index.tree, slots), 0)", "sum_tree.values(index.tree, slots)", "read", FIRST),
         ("jnp.where(jnp.signbit(old), -values, values)", "values", "windows", PER_APART),
         ("evicted = kept & _is_start(before)", "evicted = _is_start(before)", "count", MASKED),
         ("activated = jnp.where(is_start, slots, ring.capacity)", "activated = slots", "windows", FIRST),

@@ -13,6 +13,8 @@ import fbuf
 from fbuf import sharded
 from fbuf.dispatch.held import held
 from fbuf.views.stored import Stored
+from fbuf.xla.program import Program, array_of
+from fbuf.xla.whole import written_whole
 
 WRITES = ("add", "update_priority", "remove", "clear")
 STATIC = {"add": ("time_major",), "sample": ("batch_size", "view"), "neighbours": ("steps",)}
@@ -47,6 +49,14 @@ def emitters(on):
 def built(jitted, *args):
     """The program that users have. Flags for fast compiling make other kernels."""
     return jitted.lower(*args).compile(compiler_options=emitters(True))
+
+
+def copies(step, state, *args, **options):
+    """Arrays that a step of a donated buffer writes whole, as users compile it."""
+    program = Program(built(jax.jit(step, donate_argnums=0, **options), state, *args).as_text())
+    leaves = [leaf for leaf in jax.tree.leaves(state) if leaf.size * leaf.dtype.itemsize > 2**13]
+    arrays = [array_of(leaf.shape, leaf.dtype) for leaf in leaves]
+    return written_whole(program, arrays) + program.not_in_place(arrays)
 
 
 @functools.partial(jax.jit, static_argnames=("batch_size", "view"))
