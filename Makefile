@@ -7,7 +7,7 @@ PEERS := .venv-peers
 LEROBOT := .venv-lerobot
 PIP := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test switches sweep matrix dist lint docs notebooks bench peers-tests lerobot gpu-build clean
+.PHONY: demo test switches sweep matrix dist lint docs notebooks bench peers-tests lerobot forms gpu-build clean
 
 demo: $(READY)  ## Train the main example: JAX environments and replay, PyTorch learner.
 	$(BIN)/python examples/torch_dqn.py $(ARGS)
@@ -71,6 +71,10 @@ lerobot: $(LEROBOT)/.installed $(READY)  ## Compare data sets with LeRobot's, OG
 	$(LEROBOT)/bin/python -m pytest -q -k "lerobot or ogbench or rlds" tests/adapters/datasets
 	for name in evidence.lerobot ; do $(LEROBOT)/bin/python -m benchmarks.$$name $(ARGS) || exit 1; done
 	$(BIN)/python -m benchmarks.publish $(ARGS)
+
+forms: $(READY)  ## Report which forms of a step copy a buffer, on CPU and in the GPU build; needs no GPU.
+	$(BIN)/python -m benchmarks.evidence.forms $(ARGS)
+	$(BIN)/python -m benchmarks.evidence.forms --gpu $(ARGS)
 
 gpu-build: $(READY)  ## Report what the GPU build of each function is made of; needs no GPU.
 	$(BIN)/python -m benchmarks.evidence.gpu_build $(ARGS)

@@ -351,6 +351,18 @@ def compile_for_gpu(
     function: Callable[..., Any], arguments: tuple[Any, ...], donate: tuple[int, ...], large: int
 ) -> Program:
     """Compile for one H200 and read the program."""
+    compiled = compiled_for_gpu(function, arguments, donate)
+    memory = compiled.memory_analysis()
+    kernels, unknown, copies, found = read(compiled.as_text(), large)
+    return Program(
+        kernels, unknown, memory.temp_size_in_bytes, memory.alias_size_in_bytes, copies, found
+    )
+
+
+def compiled_for_gpu(
+    function: Callable[..., Any], arguments: tuple[Any, ...], donate: tuple[int, ...]
+) -> Any:
+    """Compile for one H200."""
     mesh = jax.sharding.Mesh(np.array(devices()), ("x",))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     placed = jax.tree.map(
@@ -359,12 +371,7 @@ def compile_for_gpu(
     # jit leaves out an argument that is overwritten without being read (the top of a tree, say).
     # It then has no memory to write in, which would say nothing about the program.
     jitted = jax.jit(function, donate_argnums=donate, keep_unused=True)
-    compiled = jitted.trace(*placed).lower(lowering_platforms=("cuda",)).compile()
-    memory = compiled.memory_analysis()
-    kernels, unknown, copies, found = read(compiled.as_text(), large)
-    return Program(
-        kernels, unknown, memory.temp_size_in_bytes, memory.alias_size_in_bytes, copies, found
-    )
+    return jitted.trace(*placed).lower(lowering_platforms=("cuda",)).compile()
 
 
 _devices: dict[int, list[Any]] = {}
