@@ -57,7 +57,7 @@ def fill(
     kept = state.next_obs
     if kept is not None:
         lanes = state.ring.lanes
-        newest = [value for path, value in values.items() if path.startswith(".next_obs[1]")]
+        newest = [values[f".next_obs[1][{at}]"] for at in range(len(kept.rows.arrays))]
         ends = [
             row_ranges.put(array, field, np.arange(lanes), value, lanes)
             for array, field, value in zip(arrays["ends"], kept.rows.fields, newest, strict=True)
