@@ -91,9 +91,16 @@ def in_whole_bytes(leaf: jax.Array) -> jax.Array:
     if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
         return jnp.stack([leaf.real, leaf.imag], axis=-1)
     unsigned = _less_than_a_byte(leaf.dtype)
-    if unsigned is not None:
+    if unsigned is None:
+        return leaf
+    if not jnp.issubdtype(leaf.dtype, jnp.floating):
         return lax.bitcast_convert_type(leaf, unsigned).astype(jnp.uint8)
-    return leaf
+    # Some versions of XLA for CPU compile no such bitcast of a float.
+    values = leaf.astype(jnp.float32)
+    negative = (lax.bitcast_convert_type(values, jnp.uint32) >> 31).astype(jnp.uint8)
+    positive = _values(leaf.dtype)[1 : 2 ** (width(leaf.dtype) - 1)]
+    size = sum((abs(values) >= least).astype(jnp.uint8) for least in positive)
+    return size | negative << (width(leaf.dtype) - 1)
 
 
 def as_it_was(leaf: jax.Array, dtype: Any) -> jax.Array:
@@ -101,9 +108,16 @@ def as_it_was(leaf: jax.Array, dtype: Any) -> jax.Array:
     if jnp.issubdtype(dtype, jnp.complexfloating):
         return lax.complex(leaf[..., 0], leaf[..., 1])
     unsigned = _less_than_a_byte(dtype)
-    if unsigned is not None:
+    if unsigned is None:
+        return leaf
+    if not jnp.issubdtype(dtype, jnp.floating):
         return lax.bitcast_convert_type(leaf.astype(unsigned), dtype)
-    return leaf
+    return jnp.asarray(_values(dtype))[leaf.astype(jnp.int32)].astype(dtype)
+
+
+def _values(dtype: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Return the values of a float of less than a byte, by its bits: the positive ones first."""
+    return np.arange(2 ** width(dtype), dtype=np.uint8).view(dtype).astype(np.float32)
 
 
 def _less_than_a_byte(dtype: Any) -> Any:
