@@ -32,8 +32,8 @@ class Store:
     Attributes:
         name: Its name in a manifest.
         arrays: `[rows, ...]` each; or their shapes and dtypes.
-        fields: What a row of each array is. Files have rows of this shape and dtype, whatever
-            the array has by `fbuf.storage.wide_rows`.
+        fields: A row of each array: its shape and dtype. Files have these, whatever the array has
+            by `fbuf.storage.wide_rows`.
         heads: The number of heads.
         room: The number of places of each head.
         begin: The row of the first place of the first head.

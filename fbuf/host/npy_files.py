@@ -35,7 +35,7 @@ class Files:
         Args:
             folder: The directory.
             found: The manifest.
-            fields: What a row of each array is.
+            fields: A row of each array: its shape and dtype.
             capacity: How many rows the buffer has.
         """
         self._fields = fields

@@ -64,7 +64,7 @@ class Storage(Generic[Item]):
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """What the rows of each array are: words, or numbers of a wide field."""
+        """The row of each array: words, or the numbers of a wide field."""
         words = Field(self.words.shape[-1:], np.dtype(self.words.dtype))
         return (words, *(field for field in self.layout.fields if not field.narrow))
 
@@ -143,12 +143,8 @@ def spec(layout: Layout, capacity: int) -> Storage[Any]:
     word = words_of.UNSIGNED[max((min(field.dtype.itemsize, 4) for field in narrow), default=1)]
     row = [array((1, *field.shape), field.dtype) for field in narrow]
     words = jax.eval_shape(lambda *leaves: _packed(leaves, word), *row).shape[1]
-    wide = [field for field in layout.fields if not field.narrow]
-    return Storage(
-        words=array((capacity, words), word),
-        wide=tuple(wide_rows.spec(field, capacity) for field in wide),
-        layout=layout,
-    )
+    wide: Any = [wide_rows.spec(field, capacity) for field in layout.fields if not field.narrow]
+    return Storage(words=array((capacity, words), word), wide=tuple(wide), layout=layout)
 
 
 def columns(layout: Layout, word: Any, leaves: Sequence[int]) -> tuple[int, int]:

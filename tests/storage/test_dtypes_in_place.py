@@ -6,6 +6,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 from jax import lax
@@ -276,3 +277,9 @@ def test_every_bit_comes_back_of_seeds_and_of_a_mesh(dtypes):
     drawn = sharded.sample(state, jax.random.key(0), COUNT).data
     numbers = np.asarray(drawn["number"])
     same_bits(drawn, jax.tree.map(lambda leaf: leaf[numbers], rows))
+
+
+@pytest.mark.parametrize("name", ["int1", "uint1", "float6_e2m3fn"])
+def test_a_dtype_that_jax_has_no_arrays_of_is_refused(name):
+    with pytest.raises(TypeError, match=f"{name}, which JAX has no arrays of"):
+        fbuf.init(jax.ShapeDtypeStruct((), getattr(ml_dtypes, name)), 4)

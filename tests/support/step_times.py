@@ -45,8 +45,6 @@ def update(state, key):
     return fbuf.update_priority(state, fbuf.ids_at(state, slots), jnp.ones(BATCH)), None
 
 
-
-
 def full(capacity):
     """Return a full buffer, added to in parts."""
     state = fbuf.init(ITEM, capacity, sampler=fbuf.Prioritized())
@@ -68,7 +66,7 @@ OPERATIONS = {
     "update": (update, full),
     "add-widened": (add, widened),
 }
-"""What is timed, and the buffer for it, which the next operation goes on with if it is alike."""
+"""The operations by name, and the buffer for each; the next one goes on with a buffer alike."""
 
 
 def main() -> None:
