@@ -8,7 +8,7 @@ installed.
     python tests/matrix.py --quick  some tests, on the oldest and the newest; writes nothing
     python tests/matrix.py --times  only the times, on every JAX that fbuf allows
 
-An add, a draw and an update are timed at 10,000 and at 10,000,000 rows on each of these. Some
+Adds, a draw and an update are timed at 10,000 and at 10,000,000 rows on each of these. Some
 versions of JAX copy whole arrays where no program shows it.
 
 A row needs its Python. It is looked up as the variable PYTHON312 (say), then as `python3.12`, then
@@ -230,7 +230,7 @@ def write_times(made: tuple[pathlib.Path, pathlib.Path]) -> bool:
     """Time operations on each version of JAX, and write the table; whether all allowed are flat."""
     tree, wheel = made
     python = install(TIMED, find_python(TIMED.python), wheel, upgrade=False)
-    lines, all_flat = [], True
+    lines, all_flat, times = [], True, Times()
     for version in allowed_versions(python):
         pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "-qq"]
         subprocess.run([*pip, "--no-deps", f"jax=={version}", f"jaxlib=={version}"], check=True)
@@ -241,7 +241,7 @@ def write_times(made: tuple[pathlib.Path, pathlib.Path]) -> bool:
         cells = [f"{small} to {large}" for small, large in times.values()]
         most = max(large / small for small, large in times.values())
         lines.append([version, *cells, f"{most:.1f}", allowed])
-    head = ["jax", *(f"{name}: us" for name in ("add", "draw", "update"))]
+    head = ["jax", *(f"{name}: us" for name in times)]
     head += ["at most times as long", "fbuf"]
     write_between("times", head, lines)
     return all_flat

@@ -235,9 +235,10 @@ def _some(low: int, high: int) -> list[int]:
 def _columns(store: Store, rows: np.ndarray) -> list[np.ndarray]:
     """Return some rows of all arrays of a store, as bytes: uint8 `[rows, bytes of a row]`."""
     found: list[np.ndarray] = []
-    for array, width in zip(store.arrays, store.widths, strict=True):
+    for array, field, width in zip(store.arrays, store.fields, store.widths, strict=True):
         parts = (rows[at : at + store.step] for at in range(0, rows.size, store.step))
-        whole = [np.ascontiguousarray(part) for part in row_ranges.copied(array, parts, store.step)]
+        copies = row_ranges.copied(array, field, parts, store.step)
+        whole = [np.ascontiguousarray(part) for part in copies]
         whole = [part.reshape(-1).view(np.uint8).reshape(len(part), width) for part in whole]
         found.append(np.concatenate(whole))
     return found

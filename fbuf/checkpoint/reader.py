@@ -57,10 +57,10 @@ def fill(
     kept = state.next_obs
     if kept is not None:
         lanes = state.ring.lanes
-        newest = [value for path, value in values.items() if path.startswith(".next_obs[1]")]
+        newest = [values[f".next_obs[1][{at}]"] for at in range(len(kept.rows.arrays))]
         ends = [
-            row_ranges.put(array, np.arange(lanes), value, lanes)
-            for array, value in zip(arrays["ends"], newest, strict=True)
+            row_ranges.put(array, field, np.arange(lanes), value, lanes)
+            for array, field, value in zip(arrays["ends"], kept.rows.fields, newest, strict=True)
         ]
         own = dataclasses.replace(kept.rows, words=ends[0], wide=tuple(ends[1:]))
         kept = dataclasses.replace(kept, rows=own)
@@ -174,8 +174,8 @@ def _put(
     rows: Callable[[], Iterator[np.ndarray]],
 ) -> None:
     """Read so many rows of all arrays of a store, and write them at some rows of its own."""
-    for at, width in enumerate(store.widths):
+    for at, (field, width) in enumerate(zip(store.fields, store.widths, strict=True)):
         for slots, chunk in zip(rows(), reader.array(count, width, store.step), strict=True):
-            new = np.array(chunk).reshape(-1).view(own[at].dtype)
-            new = new.reshape(slots.size, *own[at].shape[1:])
-            own[at] = row_ranges.put(own[at], slots, new, store.step)
+            new = np.array(chunk).reshape(-1).view(field.dtype)
+            new = new.reshape(slots.size, *field.shape)
+            own[at] = row_ranges.put(own[at], field, slots, new, store.step)

@@ -20,6 +20,8 @@ from fbuf.checkpoint import npy
 from fbuf.checkpoint.files import CHUNK
 from fbuf.checkpoint.manifest import Range
 from fbuf.state import State
+from fbuf.storage import wide_rows
+from fbuf.storage.layout import Field
 from fbuf.xla.explicit import on_automatic_axes
 
 
@@ -30,6 +32,8 @@ class Store:
     Attributes:
         name: Its name in a manifest.
         arrays: `[rows, ...]` each; or their shapes and dtypes.
+        fields: A row of each array: its shape and dtype. Files have these, whatever the array has
+            by `fbuf.storage.wide_rows`.
         heads: The number of heads.
         room: The number of places of each head.
         begin: The row of the first place of the first head.
@@ -39,6 +43,7 @@ class Store:
 
     name: str
     arrays: tuple[Any, ...]
+    fields: tuple[Field, ...]
     heads: int
     room: int
     begin: int
@@ -47,8 +52,8 @@ class Store:
 
     @property
     def widths(self) -> list[int]:
-        """The bytes of a row of each array."""
-        return [npy.row_bytes(array.shape[1:], array.dtype) for array in self.arrays]
+        """The bytes of a row of each array in a file."""
+        return [npy.row_bytes(field.shape, field.dtype) for field in self.fields]
 
     @property
     def step(self) -> int:
@@ -70,13 +75,14 @@ class Store:
 def of_state(state: State[Any]) -> list[Store]:
     """Return the stores of a buffer: its rows, and the next observations of ends of episodes."""
     ring, storage, kept = state.ring, state.storage, state.next_obs
-    arrays = (storage.words, *storage.wide)
+    arrays, fields = storage.arrays, storage.fields
     heads, room = ring.heads, ring.head_capacity
-    found = [Store("rows", arrays, heads, room, begin=0, stride=heads, beside=1)]
+    found = [Store("rows", arrays, fields, heads, room, begin=0, stride=heads, beside=1)]
     if kept is not None:
-        arrays = (kept.rows.words, *kept.rows.wide)
+        arrays, fields = kept.rows.arrays, kept.rows.fields
         room = (kept.owner.shape[0] - ring.lanes) // heads
-        found.append(Store("ends", arrays, heads, room, begin=ring.lanes, stride=1, beside=room))
+        ends = Store("ends", arrays, fields, heads, room, begin=ring.lanes, stride=1, beside=room)
+        found.append(ends)
     return found
 
 
@@ -106,18 +112,19 @@ def _taken(array: jax.Array, rows: jax.Array) -> jax.Array:
     return jnp.take(array, rows, axis=0, mode="clip")
 
 
-def copied(array: Any, rows: Iterator[np.ndarray], step: int) -> Iterator[np.ndarray]:
+def copied(array: Any, field: Field, rows: Iterator[np.ndarray], step: int) -> Iterator[np.ndarray]:
     """Yield copies of rows of an array, as arrays of NumPy; nothing of the array itself is held."""
-    if not isinstance(array, jax.Array):
-        yield from (array[some] for some in rows)
-        return
     for some in rows:
-        padded = np.resize(some, padded_size(some.size, step)).astype(np.int32)
-        yield jax.device_get(_taken(array, padded))[: some.size]
+        if isinstance(array, jax.Array):
+            padded = np.resize(some, padded_size(some.size, step)).astype(np.int32)
+            yield wide_rows.read(field, jax.device_get(_taken(array, padded))[: some.size])
+        else:
+            yield wide_rows.read(field, array[some])
 
 
-def put(array: Any, rows: np.ndarray, new: np.ndarray, step: int) -> Any:
+def put(array: Any, field: Field, rows: np.ndarray, new: np.ndarray, step: int) -> Any:
     """Write rows to an array in place, and return it; rows are moved `step` at a time."""
+    new = wide_rows.stored(field, new)
     if isinstance(array, np.ndarray):
         array[rows] = new
         return array

@@ -11,7 +11,7 @@ from fbuf.checkpoint import npy, row_ranges, tree_json
 from fbuf.checkpoint.errors import CheckpointError
 from fbuf.checkpoint.manifest import Manifest
 from fbuf.state import State
-from fbuf.storage import tags
+from fbuf.storage import tags, wide_rows
 
 
 def small(state: State[Any]) -> Any:
@@ -19,8 +19,9 @@ def small(state: State[Any]) -> Any:
     kept = state.next_obs
     if kept is not None:
         lanes = state.ring.lanes
-        arrays = (kept.rows.words, *kept.rows.wide)
-        kept = (dataclasses.replace(kept, rows=None), [array[:lanes] for array in arrays])
+        pairs = zip(kept.rows.fields, kept.rows.arrays, strict=True)
+        newest = [wide_rows.read(field, array[:lanes]) for field, array in pairs]
+        kept = (dataclasses.replace(kept, rows=None), newest)
     return dataclasses.replace(state, storage=None, next_obs=kept)
 
 

@@ -204,8 +204,8 @@ def _written_rows(
 def _rows(store: Store, rows: Callable[[], Iterator[np.ndarray]], count: int) -> list[RowBlock]:
     """Return some rows of all arrays of a store."""
     return [
-        RowBlock(count, width, row_ranges.copied(array, rows(), store.step))
-        for array, width in zip(store.arrays, store.widths, strict=True)
+        RowBlock(count, width, row_ranges.copied(array, field, rows(), store.step))
+        for array, field, width in zip(store.arrays, store.fields, store.widths, strict=True)
     ]
 
 

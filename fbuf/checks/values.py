@@ -242,7 +242,7 @@ def array(function: str, argument: str, value: Any) -> None:
 
 def _is_extended(dtype: Any) -> bool:
     """Tell whether JAX has numbers of a dtype that NumPy has as bytes, such as bfloat16."""
-    return jnp.issubdtype(dtype, jnp.number)
+    return jnp.issubdtype(dtype, jnp.number) and dtype.name not in ("int1", "uint1")
 
 
 def is_real(dtype: Any) -> bool:

@@ -43,8 +43,8 @@ class SavedRows:
         self.folder = folder
         self._layout = layout
         like = jax.eval_shape(lambda: store.empty(layout.item, capacity))
-        self._specs = [like.words, *like.wide]
-        self._files = Files(folder, found, self._specs)
+        self._specs, self._fields = like.arrays, like.fields
+        self._files = Files(folder, found, self._fields, capacity)
         self._where = np.zeros(capacity, np.int32)
         """The place of a row among the changed ones, and one more; 0 if it is as it was saved."""
         self._changed, self._count = Rows(layout, _FEW), 0
@@ -80,7 +80,7 @@ class SavedRows:
 
     def saved(self, found: Manifest) -> None:
         """Go on from the checkpoint that was being saved."""
-        self._files = Files(self.folder, found, self._specs)
+        self._files = Files(self.folder, found, self._fields, self.capacity)
         there = np.flatnonzero(self._where)
         newer = there[self._where[there] > self._frozen]
         left = Rows(self._layout, max(newer.size, _FEW))

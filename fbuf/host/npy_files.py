@@ -11,6 +11,8 @@ import numpy as np
 from fbuf.checkpoint import npy
 from fbuf.checkpoint.manifest import Manifest
 from fbuf.host import memory_maps
+from fbuf.storage import wide_rows
+from fbuf.storage.layout import Field
 
 Arrays = list[np.ndarray[Any, Any]]
 
@@ -25,15 +27,18 @@ class Files:
         maps: The files as they are mapped.
     """
 
-    def __init__(self, folder: pathlib.Path, found: Manifest, specs: Sequence[Any]) -> None:
+    def __init__(
+        self, folder: pathlib.Path, found: Manifest, fields: Sequence[Field], capacity: int
+    ) -> None:
         """Map files whose lengths have been checked.
 
         Args:
             folder: The directory.
             found: The manifest.
-            specs: The arrays of the rows: shapes and dtypes, `[capacity, ...]`.
+            fields: A row of each array: its shape and dtype.
+            capacity: How many rows the buffer has.
         """
-        self._specs = specs
+        self._fields = fields
         segments = found.segments["rows"]
         heads = len(found.totals["rows"])
         # By file and head: the place of its first row, and the one behind the last.
@@ -43,8 +48,8 @@ class Files:
         self._begin = np.cumsum(counts, axis=1) - counts
         """The row of the file that a head begins with."""
         self._totals = np.array(found.totals["rows"], np.int64)
-        self._room = specs[0].shape[0] // self._totals.size
-        own = [npy.row_bytes(spec.shape[1:], np.dtype(spec.dtype)) for spec in specs]
+        self._room = capacity // self._totals.size
+        own = [npy.row_bytes(field.shape, field.dtype) for field in fields]
         self._widths = own
         files = [of.file for of in segments]
         sizes = counts.sum(axis=1).tolist()
@@ -70,11 +75,12 @@ class Files:
         self._views = [[np.asarray(view) for view in of] for of in views]
 
     def read(self, slots: np.ndarray[Any, Any], numbers: Sequence[int]) -> Arrays:
-        """Whole rows of some arrays, by number."""
+        """Whole rows of some arrays, by number, as they lie in an array of a buffer."""
         found = []
         for number, rows in zip(numbers, self._bytes(slots.astype(np.int64), numbers), strict=True):
-            spec = self._specs[number]
-            found.append(rows.view(np.dtype(spec.dtype)).reshape(len(rows), *spec.shape[1:]))
+            field = self._fields[number]
+            whole = rows.view(field.dtype).reshape(len(rows), *field.shape)
+            found.append(wide_rows.stored(field, whole))
         return found
 
     def _bytes(self, slots: np.ndarray[Any, Any], numbers: Sequence[int]) -> Arrays:

@@ -21,7 +21,7 @@ import numpy as np
 from fbuf.checkpoint import free_space
 from fbuf.checks import sizes
 from fbuf.host import memory_maps
-from fbuf.storage import store
+from fbuf.storage import store, wide_rows
 from fbuf.storage.deferred import PendingWrite
 from fbuf.storage.layout import Layout
 from fbuf.storage.store import Storage
@@ -72,7 +72,7 @@ class Rows:
         """
         like = jax.eval_shape(lambda: store.empty(layout.item, capacity))
         self.maps: list[mmap.mmap] = []
-        specs = (like.words, *like.wide)
+        specs = like.arrays
         if folder is None:
             arrays = [np.zeros(spec.shape, np.dtype(spec.dtype)) for spec in specs]
         else:
@@ -117,7 +117,7 @@ class Rows:
         layout = self.storage.layout
         field, at = layout.fields[number], layout.position(number)
         if not field.narrow:
-            return self._wide[at][slots]
+            return wide_rows.read(field, self._wide[at][slots])
         size = math.prod(field.shape) * field.dtype.itemsize
         row = self._words[slots].view(np.uint8)
         data = np.ascontiguousarray(row[:, self._bytes[at] : self._bytes[at] + size])
@@ -149,8 +149,9 @@ class Rows:
                 row[:, begin : begin + data.shape[1]] = data
             self._words[slots] = words
         for number, leaf in leaves.items():
-            if not layout.fields[number].narrow:
-                self._wide[layout.position(number)][slots] = leaf
+            field = layout.fields[number]
+            if not field.narrow:
+                self._wide[layout.position(number)][slots] = wide_rows.stored(field, leaf)
 
     def _mapped(self, spec: Any, folder: pathlib.Path) -> np.ndarray[Any, Any]:
         """An array of zeros in a file that nobody else can open."""

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from fbuf.state import State
-from fbuf.storage import store
+from fbuf.storage import store, wide_rows
 from fbuf.storage.ring import ENDS, TERMINATED
 from fbuf.storage.store import Storage
 
@@ -139,7 +139,7 @@ class _Rows:
     def __init__(self, storage: Storage[Any]) -> None:
         """Look at rows. The narrow leaves are the fields of a record."""
         fields = storage.layout.fields
-        words, *wide = map(_seen, (storage.words, *storage.wide))
+        words, *wide = map(_seen, storage.arrays)
         narrow = [n for n, field in enumerate(fields) if field.narrow]
         record: Any = {
             "names": [str(n) for n in narrow],
@@ -150,25 +150,26 @@ class _Rows:
         self.all = range(len(fields))
         self._words, self._record = words, np.dtype(record)
         self._wide = dict(zip([n for n in self.all if n not in narrow], wide, strict=True))
+        self._fields = fields
 
     def take(self, slots: Integers, leaves: Sequence[int]) -> list[Array]:
         """Take some leaves of rows, by number; slots are taken around the end."""
         words = self._words.take(slots, axis=0, mode="wrap")
         rows = np.ndarray(slots.size, self._record, words)
-        return [
-            self._wide[n].take(slots, axis=0, mode="wrap")
-            if n in self._wide
-            else rows[str(n)].copy()
-            for n in leaves
-        ]
+        return [self._of_wide(slots, n) if n in self._wide else rows[str(n)].copy() for n in leaves]
 
     def leaf(self, slots: Integers, number: int) -> Array:
         """Take one leaf of rows, by its number; slots are taken around the end."""
         if number in self._wide:
-            return self._wide[number].take(slots, axis=0, mode="wrap")
+            return self._of_wide(slots, number)
         # `take` would copy the whole column first, because it does not lie in one piece.
         rows = np.ndarray(len(self._words), self._record, self._words)
         return rows[str(number)][slots % len(rows)]
+
+    def _of_wide(self, slots: Integers, number: int) -> Array:
+        """Take a leaf that has an array of its own, as `leaf`."""
+        rows = self._wide[number].take(slots, axis=0, mode="wrap")
+        return wide_rows.read(self._fields[number], rows)
 
 
 def _seen(array: Any) -> Array:

@@ -50,8 +50,7 @@ def init(
     Args:
         item: One unbatched item: any pytree of arrays, Python scalars or `jax.ShapeDtypeStruct`
             (so that `jax.eval_shape` of a step function will do). Only shapes and dtypes are read.
-            Values come back bit for bit. The one exception is the payload of a NaN in bfloat16 or
-            float8_e5m2, which XLA changes on CPU; it stays a NaN.
+            Values come back bit for bit.
         capacity: How many rows to keep, from 1 to 2**31 - 17. In a full buffer the next row
             replaces the oldest one. Must be a multiple of `num_envs`.
         num_envs: How many environments there are. Each has a lane of `capacity // num_envs` rows,

@@ -23,6 +23,7 @@ from jax import lax
 from typing_extensions import TypeVar
 
 from fbuf.storage import layout as layouts
+from fbuf.storage import wide_rows
 from fbuf.storage import words as words_of
 from fbuf.storage.layout import Field, Layout
 from fbuf.xla.loop import zero_after
@@ -42,7 +43,8 @@ class Storage(Generic[Item]):
 
     Attributes:
         words: `[capacity, words]`; the narrow fields of each row.
-        wide: `[capacity, ...]` each; the wide fields, in the order of the item's leaves.
+        wide: `[capacity, ...]` each; the wide fields, in the order of the item's leaves, as they
+            lie by `fbuf.storage.wide_rows`.
         layout: The leaves of the item; static.
     """
 
@@ -54,6 +56,23 @@ class Storage(Generic[Item]):
     def item(self) -> Item:
         """One item, of `jax.ShapeDtypeStruct`."""
         return self.layout.item
+
+    @property
+    def arrays(self) -> tuple[jax.Array, ...]:
+        """The words, and the arrays of the wide fields."""
+        return (self.words, *self.wide)
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """The row of each array: words, or the numbers of a wide field."""
+        words = Field(self.words.shape[-1:], np.dtype(self.words.dtype))
+        return (words, *(field for field in self.layout.fields if not field.narrow))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take what was copied or pickled, also by a version whose wide rows lay as they were."""
+        self.__dict__.update(state)
+        pairs = zip(self.fields[1:], self.wide, strict=True)
+        self.__dict__["wide"] = tuple(wide_rows.as_it_lies(*pair) for pair in pairs)
 
     def read(self, slots: jax.Array) -> Item:
         """Read the rows at int32 slots `[...]`, each in range. Leaves `[..., *shape]`."""
@@ -75,7 +94,7 @@ class Storage(Generic[Item]):
         """Write `[B]` rows to distinct slots; a slot of `capacity` is left out."""
         leaves = list(zip(self.layout.fields, jax.tree.leaves(rows), strict=True))
         narrow = [leaf for field, leaf in leaves if field.narrow]
-        wide = [leaf for field, leaf in leaves if not field.narrow]
+        wide = [wide_rows.stored(*pair) for pair in leaves if not pair[0].narrow]
         return dataclasses.replace(
             self,
             words=_write_packed(self.words, slots, narrow),
@@ -93,11 +112,12 @@ class Storage(Generic[Item]):
         words, wide = self.words, list(self.wide)
         narrow: dict[int, jax.Array] = {}
         for leaf, rows in leaves.items():
-            position = self.layout.position(leaf)
-            if self.layout.fields[leaf].narrow:
+            position, field = self.layout.position(leaf), self.layout.fields[leaf]
+            if field.narrow:
                 narrow[position] = rows
             else:
-                wide[position] = write_rows(wide[position], slots, rows)
+                new = wide_rows.stored(field, rows)
+                wide[position] = write_rows(wide[position], slots, new)
         if narrow:
             old = read_rows(words, jnp.minimum(slots, words.shape[0] - 1))
             fields = [field for field in self.layout.fields if field.narrow]
@@ -123,12 +143,8 @@ def spec(layout: Layout, capacity: int) -> Storage[Any]:
     word = words_of.UNSIGNED[max((min(field.dtype.itemsize, 4) for field in narrow), default=1)]
     row = [array((1, *field.shape), field.dtype) for field in narrow]
     words = jax.eval_shape(lambda *leaves: _packed(leaves, word), *row).shape[1]
-    wide = [field for field in layout.fields if not field.narrow]
-    return Storage(
-        words=array((capacity, words), word),
-        wide=tuple(array((capacity, *field.shape), field.dtype) for field in wide),
-        layout=layout,
-    )
+    wide: Any = [wide_rows.spec(field, capacity) for field in layout.fields if not field.narrow]
+    return Storage(words=array((capacity, words), word), wide=tuple(wide), layout=layout)
 
 
 def columns(layout: Layout, word: Any, leaves: Sequence[int]) -> tuple[int, int]:
@@ -157,7 +173,7 @@ def unpacked(
         layout: The layout of the item.
         leaves: The numbers of the leaves.
         words: `[n, last - first]`; the words of the rows, from and to those of `columns`.
-        wide: `[n, ...]` each; the rows of the arrays of `wide_of`.
+        wide: `[n, ...]` each; the rows of the arrays of `wide_of`, as they lie there.
         shape: The shape of the `n` rows.
     """
     layout.check_width()
@@ -168,7 +184,7 @@ def unpacked(
         if field.narrow:
             rows = _unpacked(field, places[layout.position(leaf)], words, first)
         else:
-            rows = next(others)
+            rows = wide_rows.read(field, next(others))
         found.append(lax.stop_gradient(rows.reshape(*shape, *field.shape)))
     return found
 

@@ -20,7 +20,7 @@ UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
 
 def packed(leaves: Sequence[jax.Array]) -> jax.Array:
     """Lay leaves `[B, ...]` of any dtype side by side: uint32 `[B, words]`."""
-    columns = [bits(_whole(leaf), jnp.uint32) for leaf in leaves]
+    columns = [bits(in_whole_bytes(leaf), jnp.uint32) for leaf in leaves]
     # A number that has a word to itself is converted: that is no kernel of its own on a GPU.
     wide = [
         column.astype(jnp.uint32) if column.shape[1] == 1 else widened(column, jnp.uint32)
@@ -35,7 +35,7 @@ def unpacked(words: jax.Array, like: Sequence[jax.ShapeDtypeStruct]) -> list[jax
     first = 0
     for spec in like:
         row = jax.ShapeDtypeStruct((1, *spec.shape[1:]), spec.dtype)
-        plain = jax.eval_shape(_whole, row)
+        plain = jax.eval_shape(in_whole_bytes, row)
         size = plain.dtype.itemsize
         count = math.prod(plain.shape) * max(size // 4, 1)
         last = first + -(-count * min(size, 4) // 4)
@@ -45,7 +45,7 @@ def unpacked(words: jax.Array, like: Sequence[jax.ShapeDtypeStruct]) -> list[jax
         elif size < 4:
             small = small.astype(UNSIGNED[size])
         whole = numbers(small, plain.shape[1:], np.dtype(plain.dtype))
-        found.append(_as_it_was(whole, spec.dtype))
+        found.append(as_it_was(whole, spec.dtype))
         first = last
     return found
 
@@ -86,30 +86,48 @@ def narrowed(words: jax.Array, width: int) -> jax.Array:
     return lax.bitcast_convert_type(words, UNSIGNED[width]).reshape(words.shape[0], count)
 
 
-def _whole(leaf: jax.Array) -> jax.Array:
+def in_whole_bytes(leaf: jax.Array) -> jax.Array:
     """Return real numbers of whole bytes: parts of complex numbers, wider ones of small numbers."""
     if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
         return jnp.stack([leaf.real, leaf.imag], axis=-1)
     unsigned = _less_than_a_byte(leaf.dtype)
-    if unsigned is not None:
+    if unsigned is None:
+        return leaf
+    if not jnp.issubdtype(leaf.dtype, jnp.floating):
         return lax.bitcast_convert_type(leaf, unsigned).astype(jnp.uint8)
-    return leaf
+    # Some versions of XLA for CPU compile no such bitcast of a float.
+    values = leaf.astype(jnp.float32)
+    negative = (lax.bitcast_convert_type(values, jnp.uint32) >> 31).astype(jnp.uint8)
+    positive = _values(leaf.dtype)[1 : 2 ** (width(leaf.dtype) - 1)]
+    size = sum((abs(values) >= least).astype(jnp.uint8) for least in positive)
+    return size | negative << (width(leaf.dtype) - 1)
 
 
-def _as_it_was(leaf: jax.Array, dtype: Any) -> jax.Array:
-    """Undo `_whole`."""
+def as_it_was(leaf: jax.Array, dtype: Any) -> jax.Array:
+    """Undo `in_whole_bytes`."""
     if jnp.issubdtype(dtype, jnp.complexfloating):
         return lax.complex(leaf[..., 0], leaf[..., 1])
     unsigned = _less_than_a_byte(dtype)
-    if unsigned is not None:
+    if unsigned is None:
+        return leaf
+    if not jnp.issubdtype(dtype, jnp.floating):
         return lax.bitcast_convert_type(leaf.astype(unsigned), dtype)
-    return leaf
+    return jnp.asarray(_values(dtype))[leaf.astype(jnp.int32)].astype(dtype)
+
+
+def _values(dtype: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Return the values of a float of less than a byte, by its bits: the positive ones first."""
+    return np.arange(2 ** width(dtype), dtype=np.uint8).view(dtype).astype(np.float32)
 
 
 def _less_than_a_byte(dtype: Any) -> Any:
     """Return the unsigned integer as wide as numbers of less than a byte; None for others."""
+    return {4: jnp.uint4, 2: jnp.uint2}.get(width(dtype))
+
+
+def width(dtype: Any) -> int:
+    """Return the bits of a number, or of a part of a complex one."""
     if dtype == jnp.bool_:
-        return None
+        return 8
     limits = jnp.iinfo if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo
-    width = limits(dtype).bits
-    return {4: jnp.uint4, 2: jnp.uint2}[width] if width < 8 else None
+    return limits(dtype).bits

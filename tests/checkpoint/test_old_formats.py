@@ -18,6 +18,8 @@ from test_save_damage import rewritten
 
 import fbuf
 from fbuf.checkpoint import manifest
+from fbuf.host import HostStore
+from fbuf.storage import wide_rows
 
 KEPT = pathlib.Path(__file__).parents[1] / "checkpoints"
 ITEM = {"obs": jnp.zeros(3), "image": jnp.zeros((9, 9), jnp.uint8), "of": (jnp.bfloat16(0),)}
@@ -140,3 +142,89 @@ def test_a_pickle_of_version_0_2_is_read():
     older = dataclasses.replace(state, index=dataclasses.replace(state.index, tree=older))
     restored = pickle.loads(pickle.dumps(older))
     same(fbuf.add(restored, jnp.arange(2.0)), fbuf.add(state, jnp.arange(2.0)))
+
+
+SMALL = {
+    "obs": jnp.zeros(40, jnp.bfloat16),
+    "code": jnp.zeros(70, jnp.float8_e5m2),
+    "grid": jnp.zeros((3, 3), jnp.int4),
+    "bits": jnp.zeros((), jnp.uint2),
+}
+
+
+def small_rows(turn):
+    """Two rows of numbers from 0 to 3."""
+
+    def filled(leaf):
+        number = (np.arange(2) + 2 * turn).reshape(2, *[1] * leaf.ndim)
+        return (number + np.arange(leaf.size).reshape(leaf.shape)) % 4
+
+    return jax.tree.map(lambda leaf: jnp.asarray(filled(leaf).astype(leaf.dtype)), SMALL)
+
+
+def of_small_numbers():
+    state = fbuf.init(SMALL, 12, num_envs=2, next_of="obs", max_ends=2)
+    for turn in range(4):
+        state = fbuf.add(
+            state,
+            small_rows(turn),
+            next_observation=small_rows(turn + 1)["obs"],
+            terminated=np.array([turn == 1, False]),
+        )
+    grid = {"grid": jnp.full((1, 3, 3), -2, jnp.int4)}
+    return fbuf.write(state, fbuf.ids_at(state, jnp.array([1])), grid)
+
+
+def alike(one, other):
+    """Whether two buffers have the same rows, with the same next observations."""
+    for view in (fbuf.Item(), fbuf.Transition()):
+        rows = [jax.tree.leaves(of.rows(view=view).data) for of in (one, other)]
+        for mine, its in zip(*rows, strict=True):
+            np.testing.assert_array_equal(mine, its)
+
+
+@dataclasses.dataclass
+class Rows:
+    """A state with the method of a store."""
+
+    state: fbuf.State
+
+    def rows(self, view):
+        return fbuf.rows(self.state, view=view)
+
+
+def test_numbers_that_lay_as_they_were_are_read(tmp_path):
+    """This format has them as NumPy has them, whatever they lie as in the arrays of a buffer."""
+    folder = tmp_path / "run"
+    shutil.copytree(KEPT / "format-3-small-numbers", folder)
+    expected = of_small_numbers()
+    state = restored.load(folder).state
+    same(without_id(state), expected)
+    opened, _ = HostStore.open(folder, episodes="keep")
+    alike(opened, Rows(expected))
+    alike(HostStore.load(folder, episodes="keep")[0], Rows(expected))
+    before = rows_of(folder)
+    new = (small_rows(4), small_rows(5)["obs"])
+    state = fbuf.save(folder, fbuf.add(state, new[0], next_observation=new[1]))
+    same(restored.load(folder).state, state)
+    assert [n for name, n in rows_of(folder).items() if name not in before] == [2]  # what is new
+    opened.add(new[0], next_observation=new[1])
+    opened.save(tmp_path / "other")
+    for saved in (folder, tmp_path / "other"):
+        alike(Rows(restored.load(saved).state), Rows(state))
+
+
+def test_a_pickle_with_numbers_that_lay_as_they_were_is_read():
+    def older(storage):
+        wide = zip(storage.fields[1:], storage.wide, strict=True)
+        return dataclasses.replace(storage, wide=tuple(wide_rows.read(*pair) for pair in wide))
+
+    state = of_small_numbers()
+    kept = dataclasses.replace(state.next_obs, rows=older(state.next_obs.rows))
+    before = dataclasses.replace(state, storage=older(state.storage), next_obs=kept)
+    dtypes = ["uint2", "float8_e5m2", "int4", "bfloat16"]
+    assert [leaf.dtype for leaf in before.storage.wide] == dtypes
+    for made in (before, jax.device_get(before)):
+        same(pickle.loads(pickle.dumps(made)), state)
+    seeds = pickle.loads(pickle.dumps(jax.tree.map(lambda leaf: leaf[None], before)))
+    same(jax.tree.map(lambda leaf: leaf[0], seeds), state)

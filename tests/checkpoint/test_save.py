@@ -1181,3 +1181,13 @@ def test_a_new_buffer_is_no_successor_of_the_checkpoint(tmp_path):
     with pytest.warns(UserWarning, match="more rows than this buffer.*that run, load it"):
         fbuf.save(tmp_path, fbuf.resize(loaded, 4))
     fbuf.save(tmp_path / "other", fbuf.clear(loaded))  # of its own, though it is empty
+
+
+def test_the_next_observations_of_many_arrays_are_read_each_into_its_own(tmp_path):
+    """By name the tenth array comes before the second one."""
+    item = {"obs": {f"{n:02}": jnp.zeros(300) for n in range(12)}}
+    rows = {name: jnp.full((1, 300), float(name)) for name in item["obs"]}
+    state = fbuf.init(item, 4, next_of="obs")
+    state = fbuf.add(state, {"obs": rows}, next_observation=rows)
+    state = fbuf.save(tmp_path, state)
+    same(restored.load(tmp_path).state, state)
