@@ -7,7 +7,7 @@ PEERS := .venv-peers
 LEROBOT := .venv-lerobot
 PIP := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test switches sweep matrix dist lint docs notebooks bench peers-tests lerobot forms gpu-build clean
+.PHONY: demo test switches sweep matrix dist lint docs notebooks bench peers-tests lerobot gpu-build clean
 
 demo: $(READY)  ## Train the main example: JAX environments and replay, PyTorch learner.
 	$(BIN)/python examples/torch_dqn.py $(ARGS)
@@ -60,7 +60,7 @@ bench: $(PEERS)/.installed  ## Measure fbuf beside its peers, and publish all fi
 
 .PHONY: ablations
 ablations: $(READY)  ## Measure one way to do a thing beside another.
-	for name in evidence.learn_every_k evidence.tree_shapes evidence.row_access; do \
+	for name in evidence.learn_every_k evidence.tree_shapes evidence.row_access evidence.forms; do \
 		$(BIN)/python -m benchmarks.$$name $(ARGS) || exit 1; \
 	done
 
@@ -72,13 +72,10 @@ lerobot: $(LEROBOT)/.installed $(READY)  ## Compare data sets with LeRobot's, OG
 	for name in evidence.lerobot ; do $(LEROBOT)/bin/python -m benchmarks.$$name $(ARGS) || exit 1; done
 	$(BIN)/python -m benchmarks.publish $(ARGS)
 
-forms: $(READY)  ## Report which forms of a step copy a buffer, on CPU and in the GPU build; needs no GPU.
-	$(BIN)/python -m benchmarks.evidence.forms $(ARGS)
-	$(BIN)/python -m benchmarks.evidence.forms --gpu $(ARGS)
-
 gpu-build: $(READY)  ## Report what the GPU build of each function is made of; needs no GPU.
 	$(BIN)/python -m benchmarks.evidence.gpu_build $(ARGS)
 	$(BIN)/python -m benchmarks.evidence.gpu_build_sharded $(ARGS)
+	$(BIN)/python -m benchmarks.evidence.forms --gpu $(ARGS)
 
 clean:  ## Remove the virtual environments and everything built.
 	rm -rf $(VENV) $(PEERS) $(LEROBOT) .venv-matrix dist site outputs

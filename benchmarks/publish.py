@@ -62,6 +62,8 @@ REPORTS = (
     "lerobot",
     "gpu_build",
     "gpu_build_sharded",
+    "forms",
+    "forms_gpu",
     "gpu_speed",
     "large",
     "row_access",
