@@ -60,7 +60,7 @@ bench: $(PEERS)/.installed  ## Measure fbuf beside its peers, and publish all fi
 
 .PHONY: ablations
 ablations: $(READY)  ## Measure one way to do a thing beside another.
-	for name in evidence.learn_every_k evidence.tree_shapes evidence.row_access evidence.forms; do \
+	for name in evidence.learn_every_k evidence.tree_shapes evidence.forms evidence.row_access; do \
 		$(BIN)/python -m benchmarks.$$name $(ARGS) || exit 1; \
 	done
 
