@@ -269,11 +269,9 @@ def by_entries(
     """
 
     @jax.custom_batching.custom_vmap
-    def loop(carry: Numbers, sources: Numbers, batch: Numbers, shared: Numbers) -> Numbers:
+    def loop(carry: Numbers, sources: Numbers, batch: Numbers, given: Numbers) -> Numbers:
         sizes = batch[0].shape
-        *shared, end = (
-            shared if len(sizes) == 1 and count is not None else (*shared, math.prod(sizes))
-        )
+        some = count is not None and len(sizes) == 1
 
         def body(i: jax.Array, carry: Numbers) -> Numbers:
             place = (i,)
@@ -281,16 +279,16 @@ def by_entries(
                 whole = lax.div(place[0], jnp.int32(size))
                 place = (whole, place[0] - whole * size, *place[1:])
             numbers = [entry_at(leaf, place) for leaf in batch]
-            return turn(carry, sources, place, *numbers, *shared[: len(given)])
+            return turn(carry, sources, place, *numbers, *given[: len(shared)])
 
+        end = given[-1] if some else math.prod(sizes)
         return lax.fori_loop(zero_after(batch[0]), end, body, carry)
 
     @loop.def_vmap
     def _(size: int, batched: list[Any], *args: Any) -> tuple[Numbers, Any]:
         return loop(*_each(size, batched[:3], args[:3]), args[3]), (True,) * len(carry)
 
-    given = shared
-    return loop(carry, sources, batch, given if count is None else (*given, count))
+    return loop(carry, sources, batch, shared if count is None else (*shared, count))
 
 
 def _each(size: int, batched: Any, given: Any) -> Any:

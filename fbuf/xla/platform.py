@@ -125,7 +125,7 @@ def _(*_: Any, avals: tuple[Any, ...], cpu: _Form, default: _Form) -> Sequence[A
 
 def _batched(
     leaves: Sequence[Any], axes: Sequence[Any], *, avals: Any, cpu: _Form, default: _Form
-) -> tuple[Sequence[Any], Sequence[int]]:
+) -> tuple[Sequence[Any], Sequence[int | None]]:
     in_axes = tuple(axes)  # None is a leaf that is not batched
     batched = _are_batched(cpu, in_axes, leaves)
     forms = (_BatchedForm(form, in_axes, batched) for form in (cpu, default))
@@ -194,8 +194,8 @@ def _differentiated(
             given[number] = value
         return forms["cpu"](*given)
 
-    pairs = [(leaves[number], tangents[number]) for number in moved]
-    return jax.jvp(of_moved, *zip(*pairs, strict=True))
+    primals = tuple(leaves[number] for number in moved)
+    return jax.jvp(of_moved, primals, tuple(tangents[number] for number in moved))
 
 
 def _on_cpu(*leaves: Any, avals: Any, cpu: _Form, default: _Form) -> Sequence[Any]:
