@@ -12,8 +12,8 @@ _REMEDIES = {
     Cause.BRANCH: (
         "lax.cond or lax.switch returns the buffer changed from one branch, and otherwise from "
         "another. Take JAX 0.11.2 or newer, where any branch may; before, on CPU, the first "
-        "function of lax.cond may. Draw before the last change of the branch, and put no branch into a "
-        "branch. Else return what to write, and write behind the branch, as with "
+        "function of lax.cond may. Draw before the last change of the branch, and put no branch "
+        "into a branch. Else return what to write, and write behind the branch, as with "
         "fbuf.update_priority(..., mask=due)"
     ),
     Cause.SELECT: (
