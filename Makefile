@@ -75,7 +75,7 @@ lerobot: $(LEROBOT)/.installed $(READY)  ## Compare data sets with LeRobot's, OG
 gpu-build: $(READY)  ## Report what the GPU build of each function is made of; needs no GPU.
 	$(BIN)/python -m benchmarks.evidence.gpu_build $(ARGS)
 	$(BIN)/python -m benchmarks.evidence.gpu_build_sharded $(ARGS)
-	$(BIN)/python -m benchmarks.evidence.forms --gpu $(ARGS)
+	$(BIN)/python -m benchmarks.evidence.forms_gpu $(ARGS)
 
 clean:  ## Remove the virtual environments and everything built.
 	rm -rf $(VENV) $(PEERS) $(LEROBOT) .venv-matrix dist site outputs

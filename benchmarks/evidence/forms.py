@@ -1,29 +1,20 @@
 """Compile a step in every form that people write, and look for copies of a buffer's arrays.
 
-    python -m benchmarks.evidence.forms          for CPU
-    python -m benchmarks.evidence.forms --gpu    for an NVIDIA H200
+    python -m benchmarks.evidence.forms
 
-Nothing runs. For the GPU build it has the needs of `gpu_build`, and no GPU is needed. Without the
-plugin it says so in one line, and exits with 0. It takes ten minutes.
+It needs fbuf alone, and takes ten minutes. `forms_gpu` does the same for a GPU.
 
-A cell names the parts of the buffer that a step writes whole, and how often. A dash: no array is.
-The buffer has 2^21 rows of 9 numbers. A step adds 4 rows, draws 32, and updates or writes them.
-Under `vmap` there are two seeds.
+Nothing runs. A cell names the parts of the buffer that a step writes whole, and how often. A dash:
+no array is. The buffer has 2^21 rows of 9 numbers. A step adds 4 rows, draws 32, and updates or
+writes them. Under `vmap` there are two seeds.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
-
-from benchmarks.evidence import gpu_build  # before jax, which it prepares
-
-if __name__ == "__main__" and "--gpu" in sys.argv and (message := gpu_build.missing()):
-    print(message)
-    sys.exit(0)
 
 import jax
 import jax.numpy as jnp
@@ -194,41 +185,36 @@ def copied(text: str, state: Any) -> dict[str, int]:
     return dict(collections.Counter(named[each.array] for each in found))
 
 
-def compiled(step: Step, state: Any, gpu: bool) -> str:
-    """Return the text of a compiled step."""
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    if gpu:
-        return gpu_build.compiled_for_gpu(step, (state, key), (0,)).as_text()
+def compiled(step: Step, state: Any, key: Any) -> str:
+    """Return the text of a step that is compiled for the CPU."""
     return jax.jit(step, donate_argnums=0).lower(state, key).compile().as_text()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--gpu", action="store_true", help="the GPU build; needs no GPU")
+def script(
+    module: str,
+    title: str,
+    how: str,
+    compiled: Callable[[Step, Any, Any], str],
+    packages: Sequence[str],
+    about: dict[str, str],
+) -> None:
+    """Compile all steps, and write the report."""
+    parser = argparse.ArgumentParser(description=how.splitlines()[0])
     report.add_options(parser)
     options = parser.parse_args()
-    records = []
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    records: list[dict[str, Any]] = []
     for name, sampler in SAMPLERS.items():
         for form, (step, seeds) in FORMS.items():
             state = buffer(sampler, seeds)
-            found = copied(compiled(step, state, options.gpu), state)
+            found = copied(compiled(step, state, key), state)
             records.append({"sampler": name, "form": form, "copied": found})
             print(name, form, found or "-", flush=True)
     cells = {(r["sampler"], r["form"]): r["copied"] for r in records}
     lines = [[form, *(_cell(cells[name, form]) for name in SAMPLERS)] for form in FORMS]
-    packages = ["fbuf", "jax", *["jax-cuda12-plugin"] * options.gpu]
-    about = harness.about(*packages)
-    if options.gpu:
-        about["device"] = "NVIDIA H200, compiled for without one"
-    report.write(
-        "benchmarks.evidence.forms" + "_gpu" * options.gpu,
-        "Forms of a step" + ", in the GPU build" * options.gpu,
-        report.results_of(options),
-        about,
-        records,
-        report.table(["form", *SAMPLERS], lines),
-        __doc__ or "",
-    )
+    table = report.table(["form", *SAMPLERS], lines)
+    folder = report.results_of(options)
+    report.write(module, title, folder, harness.about(*packages) | about, records, table, how)
 
 
 def _cell(found: dict[str, int]) -> str:
@@ -236,4 +222,11 @@ def _cell(found: dict[str, int]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    script(
+        "benchmarks.evidence.forms",
+        "Forms of a step",
+        __doc__ or "",
+        compiled,
+        ("fbuf", "jax", "jaxlib"),
+        {"device": "CPU"},
+    )

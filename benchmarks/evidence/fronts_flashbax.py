@@ -10,7 +10,8 @@ A step adds one row of each of 16 environments, 88 bytes each, and draws 256 row
 flashbax's tree smaller. "64 of 27" draws 64 windows of 27 steps, as a recurrent agent does, which
 begin at every fourth. With priorities a step also gives new ones to what it drew. "in scan" is a
 step within one program. "in scan, under cond" puts all but the add into `jax.lax.cond(can_sample,
-...)`, as most programs of flashbax do; "behind cond" moves `set_priorities` out of the branch.
+...)`, as most programs of flashbax do; "all under cond" puts the add there, too. "four seeds, under
+cond" is the first of these under `vmap`, with buffers that begin empty: making them counts, too.
 "calls" is a step of separate calls from Python, each of a `jax.jit` that donates the state.
 
 The agents learn CartPole of gymnax, with ten seeds each. "DQN" is written like that of PureJaxRL:
@@ -38,8 +39,8 @@ KINDS = ("item", "flat", "trajectory", "prioritised item", "prioritised flat",
          "prioritised trajectory, 64 of 27")  # fmt: skip
 PERIODS = {"period 8": 8, "64 of 27": 4}
 MODULES = THEIRS, OURS = ("flashbax", "fbuf")
-FORMS = IN_SCAN, UNDER_COND, BEHIND_COND, CALLS_ALONE = (
-    "in scan", "in scan, under cond", "in scan, behind cond", "calls"
+FORMS = IN_SCAN, UNDER_COND, ALL_UNDER_COND, SEEDS_UNDER_COND, CALLS_ALONE = (
+    "in scan", "in scan, under cond", "in scan, all under cond", "four seeds, under cond", "calls"
 )  # fmt: skip
 AGENTS = ("DQN", "prioritised DQN")
 SEEDS = 10
@@ -117,11 +118,10 @@ def runs(fbx: Any, kind: str, n: int) -> dict[str, harness.Run]:
         skip = lambda state, _: (state, jnp.float32(0))
         return jax.lax.cond(buffer.can_sample(state), learn, skip, state, key)
 
-    def behind(state: Any, key: Any) -> tuple[Any, Any]:
-        nothing = jax.eval_shape(draw, state, key)
-        skip = lambda *_: jax.tree.map(lambda leaf: jnp.full(leaf.shape, -1, leaf.dtype), nothing)
-        indices, error, used = jax.lax.cond(buffer.can_sample(state), draw, skip, state, key)
-        return updated(state, indices, error), used
+    def all_under(state: Any, key: Any) -> tuple[Any, Any]:
+        skip = lambda state, _: (state, jnp.float32(0))
+        both = lambda state, key: learn(buffer.add(state, row), key)
+        return jax.lax.cond(buffer.can_sample(state), both, skip, state, key)
 
     keys = jax.random.split(jax.random.key(0), TURNS)
     add, sample = jax.jit(buffer.add, donate_argnums=0), jax.jit(buffer.sample)
@@ -129,8 +129,10 @@ def runs(fbx: Any, kind: str, n: int) -> dict[str, harness.Run]:
     some, error = list(keys[:CALLS]), jax.random.uniform(jax.random.key(1), (drawn,))
     box = harness.Box(jax.jit(filled)())
 
-    def scan(rest: Callable[[Any, Any], tuple[Any, Any]]) -> harness.Run:
-        step = lambda state, key: rest(buffer.add(state, row), key)
+    def behind_an_add(state: Any, key: Any) -> tuple[Any, Any]:
+        return under(buffer.add(state, row), key)
+
+    def scan(step: Callable[[Any, Any], tuple[Any, Any]]) -> harness.Run:
         scanned: Any = jax.jit(lambda state: jax.lax.scan(step, state, keys), donate_argnums=0)
 
         def run() -> int:
@@ -138,6 +140,16 @@ def runs(fbx: Any, kind: str, n: int) -> dict[str, harness.Run]:
             return TURNS
 
         return run
+
+    def train(key: Any) -> Any:
+        keys = jax.random.split(key, TURNS)
+        return jax.lax.scan(behind_an_add, buffer.init(ITEM), keys)[1].sum()
+
+    seeded = jax.jit(jax.vmap(train))
+
+    def seeds() -> int:
+        jax.block_until_ready(seeded(keys[:4]))
+        return TURNS
 
     def calls() -> int:
         for key in some:
@@ -148,9 +160,10 @@ def runs(fbx: Any, kind: str, n: int) -> dict[str, harness.Run]:
         return CALLS
 
     return {
-        IN_SCAN: scan(learn),
-        UNDER_COND: scan(under),
-        BEHIND_COND: scan(behind),
+        IN_SCAN: scan(lambda state, key: learn(buffer.add(state, row), key)),
+        UNDER_COND: scan(behind_an_add),
+        ALL_UNDER_COND: scan(all_under),
+        SEEDS_UNDER_COND: seeds,
         CALLS_ALONE: calls,
     }
 
