@@ -76,8 +76,8 @@ def reads_to_wait_for(function: str, state: Any, ids: Any = None) -> list[jax.Ar
     if len(here) < len(reads):
         warn(
             f"fbuf.{function}: this state was sampled inside a function of its own (a branch, a "
-            "loop, a compiled function). XLA may then copy the whole storage at every step. "
-            "Return the batch from there, and call state = fbuf.after(state, batch) before "
+            "loop, jax.vmap, a compiled function). XLA may then copy the whole storage at every "
+            "step. Return the batch from there, and call state = fbuf.after(state, batch) before "
             f"fbuf.{function}; fbuf.check_in_place says whether it copies"
         )
     return here

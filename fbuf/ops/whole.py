@@ -11,16 +11,18 @@ from fbuf.xla.whole import Cause, Whole
 _REMEDIES = {
     Cause.BRANCH: (
         "lax.cond or lax.switch returns the buffer changed from one branch, and otherwise from "
-        "another. Take JAX 0.11.2 or newer, where any branch may; before, on CPU, the first "
-        "function of lax.cond may. Draw before the last change of the branch, and put no branch "
+        "another. With JAX 0.11.2 or newer any branch may change it. Before, on CPU, only the "
+        "first function of lax.cond may, or the last of two in lax.switch: swap the functions, as "
+        "in lax.cond(~due, ...). Draw before the last change of the branch, and put no branch "
         "into a branch. Else return what to write, and write behind the branch, as with "
         "fbuf.update_priority(..., mask=due)"
     ),
     Cause.SELECT: (
         "jnp.where or lax.select chooses between whole buffers. Under jax.vmap so does lax.cond, "
         "if its condition is another one for each seed. Take a condition that is the same for all "
-        "seeds, as of a counter that no vmap batches. Or write each time, with mask= of fbuf.add "
-        "and fbuf.update_priority"
+        "seeds, as of a counter that no vmap batches. The result of fbuf.size is, if fbuf.init is "
+        "inside the vmapped function. Or write each time, with mask= of fbuf.add and "
+        "fbuf.update_priority"
     ),
     Cause.LOOP: (
         "under jax.vmap, each turn chooses between whole buffers. Let the loops of all seeds have "
