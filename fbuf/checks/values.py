@@ -220,6 +220,12 @@ def array(function: str, argument: str, value: Any) -> None:
     if not isinstance(value, np.ndarray | np.generic | jax.ShapeDtypeStruct):
         return
     dtype = value.dtype
+    if isinstance(dtype, np.dtype) and dtype.name.startswith("float6_"):
+        # Only JAX from 0.11 on has them.
+        raise TypeError(
+            f"{name} is of dtype {dtype}, and a buffer stores no numbers of 6 bits; give "
+            "float8_e4m3fn"
+        )
     if isinstance(dtype, np.dtype) and (dtype.kind in "OSUVMm" and not _is_extended(dtype)):
         instead = not_arrays.of_object(argument) if dtype.kind == "O" else "numbers"
         raise TypeError(f"{name} is of dtype {dtype}, which JAX has no arrays of; give {instead}")

@@ -280,7 +280,13 @@ def test_every_bit_comes_back_of_seeds_and_of_a_mesh(dtypes):
     same_bits(drawn, jax.tree.map(lambda leaf: leaf[numbers], rows))
 
 
-@pytest.mark.parametrize("name", ["int1", "uint1", "float6_e2m3fn"])
+@pytest.mark.parametrize("name", ["float6_e2m3fn", "float6_e3m2fn"])
+def test_numbers_of_six_bits_are_refused(name):
+    with pytest.raises(TypeError, match=f"{name}, and a buffer stores no numbers of 6 bits"):
+        fbuf.init(jax.ShapeDtypeStruct((), getattr(ml_dtypes, name)), 4)
+
+
+@pytest.mark.parametrize("name", ["int1", "uint1"])
 def test_a_dtype_that_jax_has_no_arrays_of_is_refused(name):
     with pytest.raises(TypeError, match=f"{name}, which JAX has no arrays of"):
         fbuf.init(jax.ShapeDtypeStruct((), getattr(ml_dtypes, name)), 4)
