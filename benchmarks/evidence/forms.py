@@ -52,17 +52,24 @@ SAMPLERS: dict[str, Any] = {
 Step = Callable[[Any, Any], tuple[Any, Any]]
 
 
-def add(state: Any, key: Any) -> tuple[Any, Any]:
-    rows = jax.tree.map(lambda leaf: jnp.ones((4, *jnp.shape(leaf)), leaf.dtype), ITEM)
-    return fbuf.add(state, rows, truncated=jax.random.bernoulli(key, 0.1, (4,))), 0.0
+def _rows() -> Any:
+    return jax.tree.map(lambda leaf: jnp.ones((4, *jnp.shape(leaf)), leaf.dtype), ITEM)
 
 
-def learn(state: Any, key: Any) -> tuple[Any, Any]:
+def _drawn(state: Any, key: Any) -> tuple[Any, Any, Any]:
     if state.sampler.notes_draws:
         state, batch = fbuf.draw(state, key, 32)
     else:
         batch = fbuf.sample(state, key, 32)
-    loss = batch.weight @ batch.data["observation"].sum(axis=-1)
+    return state, batch, batch.weight @ batch.data["observation"].sum(axis=-1)
+
+
+def add(state: Any, key: Any) -> tuple[Any, Any]:
+    return fbuf.add(state, _rows(), truncated=jax.random.bernoulli(key, 0.1, (4,))), 0.0
+
+
+def learn(state: Any, key: Any) -> tuple[Any, Any]:
+    state, batch, loss = _drawn(state, key)
     if state.sampler.keeps_priorities:
         return fbuf.update_priority(state, batch.ids, jnp.abs(batch.data["reward"])), loss
     return fbuf.write(state, batch.ids, {"reward": batch.weight}), loss
@@ -114,13 +121,8 @@ def _behind(change: Step, ahead: Step = add) -> Step:
 def _by_seed(state: Any, key: Any) -> tuple[Any, Any]:
     """A step whose condition differs from seed to seed, with masks in place of a branch."""
     due = _due(key)
-    rows = jax.tree.map(lambda leaf: jnp.ones((4, *jnp.shape(leaf)), leaf.dtype), ITEM)
-    state = fbuf.add(state, rows, mask=jnp.broadcast_to(due, (4,)))
-    if state.sampler.notes_draws:
-        state, batch = fbuf.draw(state, key, 32)
-    else:
-        batch = fbuf.sample(state, key, 32)
-    loss = batch.weight @ batch.data["observation"].sum(axis=-1)
+    state = fbuf.add(state, _rows(), mask=jnp.broadcast_to(due, (4,)))
+    state, batch, loss = _drawn(state, key)
     if state.sampler.keeps_priorities:
         return fbuf.update_priority(state, batch.ids, batch.weight, mask=due), loss
     return fbuf.write(state, batch.ids, {"reward": batch.weight}, mask=due), loss
