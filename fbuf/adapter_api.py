@@ -42,7 +42,7 @@ from fbuf.runtime.wait import steps as waiting_steps
 from fbuf.runtime.wait import wait as wait_for
 from fbuf.samplers import Draw, Sampler
 from fbuf.samplers.priority_index import of_slots as stored_priorities
-from fbuf.samplers.random_bits import fold_in
+from fbuf.samplers.random_bits import below, bits, fold_in
 from fbuf.storage.episodes import Autoreset
 from fbuf.storage.ids import NO_SLOT
 from fbuf.storage.layout import Layout
@@ -87,6 +87,8 @@ __all__ = [
     "View",
     "Wanted",
     "at_once",
+    "below",
+    "bits",
     "build_host_batch",
     "can_hold",
     "changed_lanes",

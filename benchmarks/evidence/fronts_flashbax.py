@@ -8,11 +8,12 @@ It needs fbuf and the packages of `benchmarks/requirements.lock`; `make bench` s
 A step adds one row of each of 16 environments, 88 bytes each, and draws 256 rows: items, pairs, or
 32 windows of 8 steps. Windows begin at every step, or at every eighth ("period 8"), which makes
 flashbax's tree smaller. "64 of 27" draws 64 windows of 27 steps, as a recurrent agent does, which
-begin at every fourth. With priorities a step also gives new ones to what it drew. "in scan" is a
-step within one program. "in scan, under cond" puts all but the add into `jax.lax.cond(can_sample,
-...)`, as most programs of flashbax do; "all under cond" puts the add there, too. "four seeds, under
-cond" is the first of these under `vmap`, with buffers that begin empty: making them counts, too.
-"calls" is a step of separate calls from Python, each of a `jax.jit` that donates the state.
+begin at every fourth. With priorities a step also gives new ones to what it drew: how far the
+rewards are from given numbers. "in scan" is a step within one program. "in scan, under cond" puts
+all but the add into `jax.lax.cond(can_sample, ...)`, as most programs of flashbax do; "all under
+cond" puts the add there, too. "four seeds, under cond" is the first of these under `vmap`, with
+buffers that begin empty: making them counts, too. "calls" is a step of separate calls from Python,
+each of a `jax.jit` that donates the state.
 
 The agents learn CartPole of gymnax, with ten seeds each. "DQN" is written like that of PureJaxRL:
 a flat buffer, and a branch that learns. "prioritised DQN" is written like that of Stoix: windows of
@@ -101,39 +102,37 @@ def runs(fbx: Any, kind: str, n: int) -> dict[str, harness.Run]:
         add = lambda _, state: buffer.add(state, row)
         return jax.lax.fori_loop(0, n // ENVS + 3, add, buffer.init(ITEM))
 
-    def draw(state: Any, key: Any) -> tuple[Any, Any, Any]:
+    def learn(state: Any, given: Any) -> tuple[Any, Any]:
+        key, target = given
         batch = buffer.sample(state, key)
         used = sum(leaf.sum() for leaf in jax.tree.leaves(batch.experience))
-        error = jnp.abs(jax.random.normal(key, (drawn,)))
-        return batch.indices if prioritised else None, error, used
+        if prioritised:
+            rows = getattr(batch.experience, "first", batch.experience)
+            error = jnp.abs(rows["reward"].reshape(drawn, -1)[:, 0] - target)
+            state = buffer.set_priorities(state, batch.indices, error)
+        return state, used
 
-    def updated(state: Any, indices: Any, error: Any) -> Any:
-        return buffer.set_priorities(state, indices, error) if prioritised else state
-
-    def learn(state: Any, key: Any) -> tuple[Any, Any]:
-        indices, error, used = draw(state, key)
-        return updated(state, indices, error), used
-
-    def under(state: Any, key: Any) -> tuple[Any, Any]:
+    def under(state: Any, given: Any) -> tuple[Any, Any]:
         skip = lambda state, _: (state, jnp.float32(0))
-        return jax.lax.cond(buffer.can_sample(state), learn, skip, state, key)
+        return jax.lax.cond(buffer.can_sample(state), learn, skip, state, given)
 
-    def all_under(state: Any, key: Any) -> tuple[Any, Any]:
+    def all_under(state: Any, given: Any) -> tuple[Any, Any]:
         skip = lambda state, _: (state, jnp.float32(0))
-        both = lambda state, key: learn(buffer.add(state, row), key)
-        return jax.lax.cond(buffer.can_sample(state), both, skip, state, key)
+        both = lambda state, given: learn(buffer.add(state, row), given)
+        return jax.lax.cond(buffer.can_sample(state), both, skip, state, given)
 
     keys = jax.random.split(jax.random.key(0), TURNS)
+    given = keys, jax.random.normal(jax.random.key(2), (TURNS, drawn))
     add, sample = jax.jit(buffer.add, donate_argnums=0), jax.jit(buffer.sample)
     update = jax.jit(buffer.set_priorities, donate_argnums=0) if prioritised else None
     some, error = list(keys[:CALLS]), jax.random.uniform(jax.random.key(1), (drawn,))
     box = harness.Box(jax.jit(filled)())
 
-    def behind_an_add(state: Any, key: Any) -> tuple[Any, Any]:
-        return under(buffer.add(state, row), key)
+    def behind_an_add(state: Any, given: Any) -> tuple[Any, Any]:
+        return under(buffer.add(state, row), given)
 
     def scan(step: Callable[[Any, Any], tuple[Any, Any]]) -> harness.Run:
-        scanned: Any = jax.jit(lambda state: jax.lax.scan(step, state, keys), donate_argnums=0)
+        scanned: Any = jax.jit(lambda state: jax.lax.scan(step, state, given), donate_argnums=0)
 
         def run() -> int:
             box.state, _ = jax.block_until_ready(scanned(box.state))
@@ -142,8 +141,8 @@ def runs(fbx: Any, kind: str, n: int) -> dict[str, harness.Run]:
         return run
 
     def train(key: Any) -> Any:
-        keys = jax.random.split(key, TURNS)
-        return jax.lax.scan(behind_an_add, buffer.init(ITEM), keys)[1].sum()
+        of_seed = jax.random.split(key, TURNS), given[1]
+        return jax.lax.scan(behind_an_add, buffer.init(ITEM), of_seed)[1].sum()
 
     seeded = jax.jit(jax.vmap(train))
 
@@ -160,7 +159,7 @@ def runs(fbx: Any, kind: str, n: int) -> dict[str, harness.Run]:
         return CALLS
 
     return {
-        IN_SCAN: scan(lambda state, key: learn(buffer.add(state, row), key)),
+        IN_SCAN: scan(lambda state, given: learn(buffer.add(state, row), given)),
         UNDER_COND: scan(behind_an_add),
         ALL_UNDER_COND: scan(all_under),
         SEEDS_UNDER_COND: seeds,

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fbuf.adapter_api import Draw, Ring, Sampler, Span
+from fbuf.adapter_api import Draw, Ring, Sampler, Span, below, bits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +66,7 @@ class OldestFirst(Sampler):
         """Draw windows."""
         windows = self._windows(ring)
         count = windows * ring.lanes
-        drawn = jax.random.randint(key, (batch_size,), 0, jnp.maximum(count, 1), jnp.int32)
+        drawn = below(bits(key, (2, batch_size)), count)
         # Steps are counted from the end of the ring backwards, where the oldest lies before step 0.
         steps = (ring.head[0] - ring.stored[0]) // ring.lanes + drawn // ring.lanes * self.period
         steps = jnp.where(steps < 0, steps + ring.lane_length, steps)
