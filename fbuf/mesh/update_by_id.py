@@ -30,7 +30,6 @@ from fbuf.state import State
 from fbuf.storage import words
 from fbuf.storage.ids import NO_SLOT, Ids
 from fbuf.storage.store import Item
-from fbuf.xla.loop import in_one_turn
 from fbuf.xla.tie import tie
 
 _NOWHERE = -2
@@ -114,13 +113,8 @@ def write(
     state = tied("write", state, ids)
     parsed = lambda name, shape: parsed_fields(name, state.shard, fields, shape)
 
-    def write_fields(
-        shard: State[Item], ids: Ids, values: dict[int, jax.Array]
-    ) -> tuple[State[Item], None]:
-        return with_fields(shard, ids, None, values), None
-
     def change(shard: State[Item], ids: Ids, values: dict[int, jax.Array], _: Any) -> State[Item]:
-        return in_one_turn(write_fields, shard, ids, values, known=shard.fault)[0]
+        return with_fields(shard, ids, None, values)
 
     return _changed("write", state, ids, mask, parsed, change)
 

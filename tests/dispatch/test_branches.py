@@ -345,7 +345,7 @@ def does_all_on_all(state, key):
             )
         ],
         ("prioritized windows", learns_on_all),
-        ("prioritized", acts_on_all),
+        ("uniform", does_all_on_all),
     ),
 )
 def test_they_stay_over_a_mesh(case, shards):

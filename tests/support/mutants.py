@@ -272,10 +272,6 @@ MUTANTS = [
         ("return in_one_turn(change, shard, largest, given, number, known=shard.fault)[0]", "return change(shard, largest, given, number)[0]", "branch", ("test_branches.py", "mesh")),
     ),
     *of(
-        "mesh/update_by_id.py",
-        ("return in_one_turn(write_fields, shard, ids, values, known=shard.fault)[0]", "return write_fields(shard, ids, values)[0]", "branch", ("test_branches.py", "mesh")),
-    ),
-    *of(
         "ops/sample.py",
         ("weight=jnp.where(batch.mask, draw.weight, 0)", "weight=draw.weight", "weights", LOST),
         ("random_bits.fold_in(key, 1) if view", "key if view", "views", ("test_views.py", "the_key")),
