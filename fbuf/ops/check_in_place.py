@@ -96,7 +96,7 @@ def check_in_place(jitted: Any, *args: Any, timed: bool = False, **kwargs: Any) 
         )
     buffers, lowered = _lowered(jitted, args, kwargs)
     _refuse_twice((args, kwargs), lowered.args_info)
-    donated = [_is_donated(buffer) for buffer in buffers_in(lowered.args_info)]
+    donated = _are_donated(args, kwargs, lowered.args_info)
     if len(buffers_in(lowered.out_info)) > sum(donated):
         raise RuntimeError(
             "fbuf.check_in_place: the step returns a buffer that is not donated, so every call "
@@ -139,9 +139,16 @@ def _lowered(jitted: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tupl
     return buffers, lowered
 
 
-def _is_donated(buffer: Any) -> bool:
-    """Tell whether the arrays of a buffer are donated, by what JAX says of the arguments."""
-    return all(info.donated for info in jax.tree.leaves(buffer))
+def _are_donated(args: tuple[Any, ...], kwargs: dict[str, Any], infos: Any) -> list[bool]:
+    """Tell which buffers among the arguments are donated, by what JAX says of the arguments."""
+    leaves = [[info.donated for info in jax.tree.leaves(buffer)] for buffer in buffers_in(infos)]
+    if all(len({*of_buffer}) < 2 for of_buffer in leaves):
+        return [all(of_buffer) for of_buffer in leaves]
+    # An argument is donated as a whole. Of `jax.pmap` JAX takes the numbers of arguments for those
+    # of leaves.
+    named = {number for number, info in enumerate(jax.tree.leaves(infos)) if info.donated}
+    of_args = [number in named for number, given in enumerate(args) for _ in buffers_in(given)]
+    return of_args + [False for _ in buffers_in(kwargs)]
 
 
 def _refuse_twice(given: Any, infos: Any) -> None:
