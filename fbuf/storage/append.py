@@ -12,6 +12,7 @@ from fbuf.storage import episodes
 from fbuf.storage.episodes import InEpisode, Open
 from fbuf.storage.ring import CUT, DUMMY, ENDS, REMOVED, Ring, Span
 from fbuf.xla.loop import zero_after
+from fbuf.xla.platform import by_platform
 from fbuf.xla.rows import read_rows, write_rows
 from fbuf.xla.tie import tie
 
@@ -83,7 +84,7 @@ def append(
     replaced = lax.optimization_barrier(jnp.where(inside, old, 0))
     # The head goes on once these slots are known. Else so many things would be ready at once that
     # XLA wakes other threads on CPU: see `fbuf.xla.loop`.
-    head += zero_after(replaced).astype(jnp.uint32)
+    head = by_platform(head, replaced, cpu=_after, default=lambda head, _: head)
     dropped = jnp.maximum(count, size) - size
     _, first = _laps_and_offset(head + dropped, ring.head_capacity, each)
     laps, end = _laps_and_offset(head + count, ring.head_capacity, each)
@@ -118,6 +119,11 @@ def append(
         most=min(flags.shape[0], ring.capacity),
         meant=mask,
     )
+
+
+def _after(head: jax.Array, read: jax.Array) -> jax.Array:
+    """Return the head, known only once something has been read."""
+    return head + zero_after(read).astype(jnp.uint32)
 
 
 def _laps_and_offset(number: jax.Array, size: int, added: int) -> tuple[jax.Array, jax.Array]:

@@ -15,11 +15,13 @@ length.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from fbuf.storage import episodes, tags
 from fbuf.storage.episodes import Autoreset, InEpisode, Open
@@ -43,6 +45,9 @@ STANDS_IN = 128
 none. Writers of data sets ask for the flag."""
 
 ENDS = TERMINATED | TRUNCATED
+
+_FEW = 64
+"""The most rows whose sum is written out."""
 
 NEXT_BEGINS = ENDS | DUMMY
 """Behind a row with one of these bits an episode begins."""
@@ -337,7 +342,7 @@ class Ring:
             slots: int32 `[B]`; the written slots, not computed from the rows that were there.
             gone: bool `[B]`; whether the row in each slot was a removed one.
         """
-        return _fewer(self.removed, jnp.sum(gone, dtype=jnp.int32), slots)
+        return _fewer(self.removed, gone, slots)
 
     def remove(self, slots: jax.Array) -> Ring:
         """Mark rows as removed: int32 `[B]` slots of stored rows, or `capacity`; none twice."""
@@ -421,7 +426,15 @@ def _tagged(cursor: np.ndarray, tag: jax.Array | int) -> jax.Array:
 @jax.custom_batching.custom_vmap
 def _fewer(removed: jax.Array, gone: jax.Array, slots: jax.Array) -> jax.Array:
     """Return a count of removed rows less those that were overwritten in these slots."""
-    return removed - gone
+    gone = gone.astype(jnp.int32)
+    if gone.shape[0] > _FEW:
+        return removed - jnp.sum(gone)
+    # Written out it is one kernel on a GPU: a sum is a kernel of its own.
+    return functools.reduce(
+        lax.sub,
+        [lax.index_in_dim(gone, at, keepdims=False) for at in range(gone.shape[0])],
+        removed,
+    )
 
 
 @_fewer.def_vmap
@@ -430,7 +443,6 @@ def _(
 ) -> tuple[jax.Array, bool]:
     # A count that is one number for all buffers has only counted slots that all of them share. So
     # where all write the same slots, as many of these are gone, and the size stays one number.
-    alike = not (batched[0] or batched[2])
-    if alike and batched[1]:
-        gone = gone[0]
-    return _fewer(removed, gone, slots), not alike
+    if batched[0] or batched[2]:
+        return removed - jnp.sum(gone, axis=-1, dtype=jnp.int32), True
+    return _fewer(removed, gone[0] if batched[1] else gone, slots), False

@@ -5,7 +5,9 @@ A row of a store is a row of words, and so is a message from a device to another
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -74,16 +76,23 @@ def widened(bits: jax.Array, word: Any) -> jax.Array:
     ratio = np.dtype(word).itemsize // bits.dtype.itemsize
     if ratio == 1:
         return bits
+    # By shifts: on a GPU a bitcast to a wider number is a kernel of its own.
     padded = jnp.pad(bits, ((0, 0), (0, -bits.shape[1] % ratio)))
-    return lax.bitcast_convert_type(padded.reshape(bits.shape[0], -1, ratio), word)
+    parts = [
+        padded[:, at::ratio].astype(word) << np.dtype(word).type(8 * bits.dtype.itemsize * at)
+        for at in range(ratio)
+    ]
+    return functools.reduce(operator.or_, parts)
 
 
 def narrowed(words: jax.Array, width: int) -> jax.Array:
     """Undo `widened`; the padding comes behind."""
     if words.dtype.itemsize == width:
         return words
-    count = words.shape[1] * (words.dtype.itemsize // width)
-    return lax.bitcast_convert_type(words, UNSIGNED[width]).reshape(words.shape[0], count)
+    ratio = words.dtype.itemsize // width
+    places = lax.broadcasted_iota(words.dtype, (1, 1, ratio), 2) * words.dtype.type(8 * width)
+    parts = (words[:, :, None] >> places).astype(UNSIGNED[width])
+    return parts.reshape(words.shape[0], words.shape[1] * ratio)
 
 
 def in_whole_bytes(leaf: jax.Array) -> jax.Array:
