@@ -8,11 +8,8 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from fbuf_adapters.pytorch import _dtypes, _tensors
+from fbuf_adapters.pytorch import _dlpack, _dtypes, _tensors
 from fbuf_adapters.pytorch._error import InteropError, convert
-
-ALIGNMENT = 64
-"""Where memory must start, in bytes, for JAX to use it."""
 
 
 def from_torch(tree: Any, *, copy: bool = True, narrow: bool = False) -> Any:
@@ -50,22 +47,27 @@ def from_torch(tree: Any, *, copy: bool = True, narrow: bool = False) -> Any:
         {'action': Array([1, 2], dtype=int32)}
     """
     _tensors.check_torch("from_torch")
-    return convert("from_torch", {"tree": tree}, lambda leaf: _import(leaf, copy, narrow))["tree"]
+    ready = convert("from_torch", {"tree": tree}, lambda leaf: _ready(leaf, copy, narrow))["tree"]
+    tensors, structure = jax.tree.flatten(ready)
+    arrays = _dlpack.to_arrays(tensors)
+    if copy:
+        # A donated array is written to, which does no harm in that copy. But on GPU XLA may abort
+        # the process when it takes over memory that is not its own.
+        both = zip(tensors, arrays, strict=True)
+        arrays = [jnp.copy(array) if tensor.is_cuda else array for tensor, array in both]
+    return structure.unflatten(arrays)
 
 
-def _import(leaf: Any, copy: bool, narrow: bool) -> jax.Array:
-    """An array on the memory of a tensor, or on memory nobody else knows."""
+def _ready(leaf: Any, copy: bool, narrow: bool) -> torch.Tensor:
+    """A tensor whose memory an array may have: that of the leaf, or a copy that nobody knows."""
     _tensors.check(leaf)
-    if not copy:
-        _dtypes.check(leaf)
-        reason = obstacle(leaf)
-        if reason is not None:
-            raise InteropError(f"{reason}, or give copy=True")
-        return alias(leaf)
-    array = alias(own(_dtypes.fit(leaf, narrow)))
-    # A donated array is written to, which does no harm in that copy. But on GPU XLA may abort the
-    # process when it takes over memory that is not its own.
-    return jnp.copy(array) if leaf.is_cuda else array
+    if copy:
+        return own(_dtypes.fit(leaf, narrow))
+    _dtypes.check(leaf)
+    reason = obstacle(leaf)
+    if reason is not None:
+        raise InteropError(f"{reason}, or give copy=True")
+    return leaf
 
 
 def own(tensor: torch.Tensor) -> torch.Tensor:
@@ -84,16 +86,8 @@ def obstacle(tensor: torch.Tensor) -> str | None:
         return "is conjugated or negated lazily; take .resolve_conj().resolve_neg()"
     if not tensor.is_contiguous():
         return "is not contiguous; take .contiguous()"
-    if tensor.numel() > 0 and tensor.data_ptr() % ALIGNMENT != 0:
-        return f"does not start at a multiple of {ALIGNMENT} bytes; take .clone()"
+    if tensor.numel() > 0 and tensor.data_ptr() % _dlpack.ALIGNMENT != 0:
+        return f"does not start at a multiple of {_dlpack.ALIGNMENT} bytes; take .clone()"
     if tensor.is_pinned():
         return "is pinned, and JAX takes pinned memory for GPU memory; use .clone()"
     return None
-
-
-def alias(tensor: torch.Tensor) -> jax.Array:
-    """An array on the tensor's memory."""
-    if not tensor.is_cuda:
-        return jax.dlpack.from_dlpack(tensor, copy=False)
-    with torch.cuda.device(tensor.device):  # torch exports from its current device only
-        return jax.dlpack.from_dlpack(tensor, copy=False)

@@ -12,8 +12,9 @@ import torch
 import fbuf
 from fbuf.adapter_api import checked_arguments
 from fbuf_adapters import _narrow
-from fbuf_adapters.pytorch import _dtypes, _from_torch, _tensors
+from fbuf_adapters.pytorch import _dlpack, _dtypes, _from_torch, _tensors
 from fbuf_adapters.pytorch._error import InteropError, untraced
+from fbuf_adapters.pytorch._to_torch import torch_device
 
 FeedAll = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -21,24 +22,42 @@ _FLAGS = ("terminated", "truncated", "mask")
 
 
 def feed(leaf: Any, narrow: bool, devices: set[Any]) -> Any:
-    """Return a leaf as a compiled function on these devices reads it: in place, if possible."""
+    """Return a leaf as a compiled function on these devices reads it: in place, if possible.
+
+    What lies on a GPU stays a tensor. `imported` makes arrays of all of them at once.
+    """
     if not isinstance(leaf, torch.Tensor):
         return untraced(leaf)  # fbuf.add looks after it
     quick = _quickly_as_numpy(leaf, narrow)
     if quick is not None:
         return quick
-    _tensors.check(leaf)
+    if not (is_on_gpu(leaf) and _dlpack.is_plain(leaf)):
+        _tensors.check(leaf)
     tensor = _dtypes.fit(leaf, narrow)
-    if not tensor.is_cuda:
+    if not is_on_gpu(tensor):
         return _as_numpy(tensor)
-    shared = tensor.dtype != torch.bool and _from_torch.obstacle(tensor) is None
-    array = _from_torch.alias(tensor if shared else _from_torch.own(tensor))
-    if array.sharding.device_set != devices:
+    if {_dlpack.jax_device(tensor.device)} != devices:
         raise InteropError(
             f"lies on {tensor.device}, but the buffer does not; use .cpu(), or move the buffer "
             "with jax.device_put"
         )
-    return array
+    shared = tensor.dtype != torch.bool and _from_torch.obstacle(tensor) is None
+    return tensor if shared else _from_torch.own(tensor)
+
+
+def imported(given: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments with arrays for those that `feed` has left tensors.
+
+    They go together: JAX waits once for the kernels that make them.
+    """
+    leaves, structure = jax.tree.flatten(given)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    if not tensors:
+        return given
+    arrays = iter(_dlpack.to_arrays(tensors))
+    return structure.unflatten(
+        next(arrays) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves
+    )
 
 
 def _quickly_as_numpy(tensor: torch.Tensor, narrow: bool) -> np.ndarray[Any, Any] | None:
@@ -115,16 +134,24 @@ def ready(
             break
         fed.append(ready)
     if len(fed) < len(leaves):
-        return jax.tree.flatten(checked_arguments(operation, state(), feed_all(given)))
+        arrays = imported(feed_all(given))
+        return jax.tree.flatten(checked_arguments(operation, state(), arrays))
     return fed, structure
 
 
 def on_gpu(given: Any) -> bool:
     """Whether streams of torch's look after who reads and writes all of it, and in what order."""
     leaves = jax.tree.leaves(given)
-    return bool(leaves) and all(isinstance(leaf, torch.Tensor) and leaf.is_cuda for leaf in leaves)
+    return bool(leaves) and all(map(is_on_gpu, leaves))
+
+
+def is_on_gpu(leaf: Any) -> bool:
+    """Whether a leaf is a tensor on a GPU."""
+    return isinstance(leaf, torch.Tensor) and leaf.is_cuda
 
 
 def let_torch_wait(fault: jax.Array) -> None:
     """Have torch's stream wait for a program: what it is given next comes after the reading."""
-    torch.from_dlpack(fault)  # exporting an array does that; nobody needs the tensor
+    stream: Any = torch.cuda.current_stream(torch_device(fault.sharding))
+    # Exporting an array has the stream wait; nobody needs the tensor.
+    _dlpack.to_tensor(fault, stream.cuda_stream or 1)

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import collections
 import weakref
-from typing import Any
 
 import jax
 import torch
-from torch.utils.dlpack import from_dlpack
 
+from fbuf_adapters.pytorch import _dlpack
 from fbuf_adapters.pytorch._tensors import captures_graph
 
 _finishing: collections.deque[tuple[list[torch.Event], list[jax.Array]]] = collections.deque()
@@ -48,8 +47,7 @@ class HandOver:
     def tensor(self, array: jax.Array) -> torch.Tensor:
         """Return a tensor on the memory of an array, for which torch's stream waits."""
         # Told the stream, JAX does not hold up the host. DLPack calls the default stream 1.
-        export: Any = array.__dlpack__  # whose types do not know of streams
-        tensor = from_dlpack(export(stream=self._stream.cuda_stream or 1))
+        tensor = _dlpack.to_tensor(array, self._stream.cuda_stream or 1)
         self.keep(array, tensor)
         return tensor
 

@@ -56,7 +56,9 @@ class PackedLayout:
         self.alone = self._of(None)
 
     def _of(self, unit: np.dtype[Any] | None) -> list[int]:
-        return [n for n, among in enumerate(self.among) if among is unit]
+        """Those of a dtype lie together: torch then looks at all of them as one tensor."""
+        numbers = [n for n, among in enumerate(self.among) if among is unit]
+        return numbers if unit is None else sorted(numbers, key=lambda n: self.specs[n][1].name)
 
     def starts(self, unit: np.dtype[Any]) -> tuple[list[int], int]:
         """Where the leaves packed into a unit start, in these, and where the last one ends."""
@@ -101,19 +103,19 @@ def pack(layout: PackedLayout, leaves: list[jax.Array]) -> tuple[jax.Array, ...]
 
 def unpack(layout: PackedLayout, arrays: tuple[jax.Array, ...]) -> list[jax.Array]:
     """The leaves that were packed on the host."""
-    rest, at = list(arrays), dict.fromkeys((_WORD, _BYTE), 0)
-    whole = {unit: rest.pop(0) for unit, _ in layout.packed}
-    leaves: list[jax.Array] = []
-    for (shape, dtype), unit in zip(layout.specs, layout.among, strict=True):
-        if unit is None:
-            leaves.append(rest.pop(0).reshape(shape))
-            continue
-        count = math.prod(shape)
-        part = lax.slice(whole[unit], (at[unit],), (at[unit] + count,)).reshape(shape)
-        at[unit] += count
-        boolean = dtype == np.bool_
-        leaves.append(part != 0 if boolean else lax.bitcast_convert_type(part, dtype))
-    return leaves
+    rest, leaves = iter(arrays), dict[int, jax.Array]()
+    for (_, numbers), whole in zip(layout.packed, rest, strict=False):
+        at = 0
+        for number in numbers:
+            shape, dtype = layout.specs[number]
+            count = math.prod(shape)
+            part = lax.slice(whole, (at,), (at + count,)).reshape(shape)
+            at += count
+            boolean = dtype == np.bool_
+            leaves[number] = part != 0 if boolean else lax.bitcast_convert_type(part, dtype)
+    for number, array in zip(layout.alone, rest, strict=True):
+        leaves[number] = array.reshape(layout.specs[number][0])
+    return [leaves[number] for number in range(len(leaves))]
 
 
 # On the host.

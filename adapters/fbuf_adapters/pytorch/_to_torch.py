@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 import fbuf
-from fbuf_adapters.pytorch import _dtypes, _lifetime, _tensors
+from fbuf_adapters.pytorch import _dlpack, _dtypes, _lifetime, _tensors
 from fbuf_adapters.pytorch._error import InteropError, convert, untraced
 
 _NUMPY_EXPORTS = frozenset(
@@ -126,7 +126,7 @@ def on_cpu(array: jax.Array) -> torch.Tensor:
         tensor = torch.from_dlpack(np.asarray(array).__dlpack__(max_version=(1, 0)))
         if tensor.data_ptr() == array.unsafe_buffer_pointer():
             return tensor
-    return torch.from_dlpack(array.__dlpack__())  # asked by torch itself, it takes longer
+    return _dlpack.to_tensor(array)
 
 
 def _check_array(leaf: Any) -> None:

@@ -9,19 +9,19 @@ where the leaf does. All of them keep the memory that they lie in.
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import torch
-from torch.utils.dlpack import (
-    from_dlpack,
-    # Torch documents it, but does not mark it as public for type checkers.
-    to_dlpack,  # pyright: ignore[reportPrivateImportUsage]
-)
 
-from fbuf_adapters.pytorch import _dtypes
+# Torch documents it, but does not mark it as public for type checkers.
+from torch.utils.dlpack import to_dlpack  # pyright: ignore[reportPrivateImportUsage]
+
+from fbuf_adapters.pytorch import _dlpack, _dtypes
 from fbuf_adapters.pytorch._packed import PackedLayout
 from fbuf_adapters.pytorch._to_torch import Aliases, on_cpu, torch_device
 
@@ -44,7 +44,6 @@ class _Place(NamedTuple):
         copied: Whether the leaf is too small to keep the array for its sake.
         dtype: Torch's name of the dtype.
         shape: The shape of the leaf.
-        strides: In numbers.
         start: In units of the array; the memory of what comes from JAX starts with the array.
     """
 
@@ -53,8 +52,35 @@ class _Place(NamedTuple):
     copied: bool
     dtype: torch.dtype
     shape: tuple[int, ...]
-    strides: tuple[int, ...]
     start: int
+
+
+class _Split(NamedTuple):
+    """The leaves of one dtype in a packed array: one call of torch's splits all of them off.
+
+    Attributes:
+        dtype: Torch's name of the dtype.
+        lengths: The lengths of all parts of the array, in units of it.
+        places: The leaf that each part is; None for what lies between leaves.
+    """
+
+    dtype: torch.dtype
+    lengths: list[int]
+    places: list[_Place | None]
+
+
+class _Packed(NamedTuple):
+    """The leaves in a packed array.
+
+    Attributes:
+        record: The record that the leaves are fields of.
+        places: Where each lies.
+        splits: The same by dtype, as torch splits the array.
+    """
+
+    record: np.dtype[Any]
+    places: list[_Place]
+    splits: list[_Split]
 
 
 class Unpack:
@@ -62,7 +88,7 @@ class Unpack:
 
     def __init__(self, layout: PackedLayout) -> None:
         self.shapes = tuple(shape for shape, _ in layout.specs)
-        self._packed = [_places(layout, unit, numbers) for unit, numbers in layout.packed]
+        self._packed = [_packed(layout, unit, numbers) for unit, numbers in layout.packed]
         self._alone = layout.alone
 
     def __call__(
@@ -80,15 +106,14 @@ class Unpack:
         cut = axes or (None,) * len(self.shapes)
         rest = iter(arrays)
         leaves: list[Any] = [None] * len(self.shapes)
-        for (record, places), array in zip(self._packed, rest, strict=False):
+        for packed, array in zip(self._packed, rest, strict=False):
             if of_host:
-                fields = np.ndarray((), record, _memory(array))
-                for place in places:
+                fields = np.ndarray((), packed.record, _memory(array))
+                for place in packed.places:
                     leaves[place.leaf] = _of_host(fields, place, size, cut[place.leaf])
             else:
-                whole = aliases.of(array)
-                for place in places:
-                    leaves[place.leaf] = _of_device(whole, place, size, cut[place.leaf])
+                for place, part in _parts(aliases.of(array), packed.splits):
+                    leaves[place.leaf] = _of_device(part, place, size, cut[place.leaf])
         for number, array in zip(self._alone, rest, strict=True):
             leaves[number] = _cut(aliases.of(array), size, cut[number])
         return leaves
@@ -97,7 +122,7 @@ class Unpack:
 def free(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor on the same memory that is no view of another to torch; see `_memory`."""
     try:
-        return from_dlpack(to_dlpack(tensor))
+        return _dlpack.taken(to_dlpack(tensor))
     except RuntimeError:
         return tensor.clone()
 
@@ -122,10 +147,21 @@ def _of_host(fields: Any, place: _Place, size: int, axis: int | None) -> torch.T
     return torch.from_numpy(leaf.copy() if place.copied else leaf)
 
 
-def _of_device(whole: torch.Tensor, place: _Place, size: int, axis: int | None) -> torch.Tensor:
+def _parts(whole: torch.Tensor, splits: list[_Split]) -> Iterator[tuple[_Place, torch.Tensor]]:
+    """The leaves of a packed array in any memory, each in one axis.
+
+    To split costs a fifth of naming each part by itself. The parts share their storage, still.
+    """
+    for dtype, lengths, places in splits:
+        typed = whole if whole.dtype is dtype else whole.view(dtype)
+        for place, part in zip(places, torch.unsafe_split_with_sizes(typed, lengths), strict=True):
+            if place is not None:
+                yield place, part
+
+
+def _of_device(part: torch.Tensor, place: _Place, size: int, axis: int | None) -> torch.Tensor:
     """A leaf in any memory, as DLPack hands it over."""
-    of_its_dtype = whole.view(place.dtype)
-    leaf = of_its_dtype.as_strided(place.shape, place.strides, place.start)
+    leaf = part if len(place.shape) == 1 else part.view(place.shape)
     return free(leaf) if axis is None else _cut(leaf, size, axis)
 
 
@@ -134,19 +170,15 @@ def _cut(leaf: torch.Tensor, size: int, axis: int | None) -> torch.Tensor:
     return leaf if axis is None else free(leaf.narrow(axis, 0, size).contiguous())
 
 
-def _places(
-    layout: PackedLayout, unit: np.dtype[Any], numbers: list[int]
-) -> tuple[np.dtype[Any], list[_Place]]:
-    """The places of the leaves in an array of a unit, and the record that they are fields of."""
+def _packed(layout: PackedLayout, unit: np.dtype[Any], numbers: list[int]) -> _Packed:
+    """The leaves in an array of a unit."""
     starts, units = layout.starts(unit)
     size = units * unit.itemsize
     places: list[_Place] = []
     for number, start in zip(numbers, starts, strict=True):
         shape, dtype = layout.specs[number]
-        strides = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
         copied = size > max(_LITTLE, _TIMES * math.prod(shape) * dtype.itemsize)
-        name = _dtypes.to_torch(dtype)
-        places.append(_Place(number, str(number), copied, name, shape, strides, start))
+        places.append(_Place(number, str(number), copied, _dtypes.to_torch(dtype), shape, start))
     record: Any = np.dtype(
         {
             "names": [place.field for place in places],
@@ -155,4 +187,21 @@ def _places(
             "itemsize": size,
         }
     )
-    return record, places
+    by_dtype = itertools.groupby(places, lambda place: place.dtype)
+    return _Packed(record, places, [_split(d, list(some), units) for d, some in by_dtype])
+
+
+def _split(dtype: torch.dtype, places: list[_Place], units: int) -> _Split:
+    """The split of an array of so many units that has these leaves of a dtype."""
+    lengths: list[int] = []
+    found: list[_Place | None] = []
+    for place in places:
+        if gap := place.start - sum(lengths):
+            lengths.append(gap)
+            found.append(None)
+        lengths.append(math.prod(place.shape))
+        found.append(place)
+    if rest := units - sum(lengths):
+        lengths.append(rest)
+        found.append(None)
+    return _Split(dtype, lengths, found)

@@ -24,7 +24,8 @@ torch = pytest.importorskip("torch")
 from fbuf_adapters.pytorch import (  # noqa: E402 (after the skip)
     InteropError,
     ReplayBuffer,
-    _from_torch,
+    _dlpack,
+    _inputs,
     _lifetime,
     _tensors,
     _to_torch,
@@ -673,8 +674,12 @@ def test_a_tensor_on_another_device_than_the_buffer(monkeypatch):
     # Stand in for the GPU and for the way to it: what is on trial is what happens then.
     elsewhere = jax.devices("cpu")[1]
     monkeypatch.setattr(_tensors, "jax_has_gpu", lambda: True)
+    monkeypatch.setattr(_dlpack, "jax_device", lambda device: elsewhere)
+    monkeypatch.setattr(_inputs, "let_torch_wait", lambda fault: None)
     monkeypatch.setattr(
-        _from_torch, "alias", lambda tensor: jax.device_put(jnp.ones(tensor.shape), elsewhere)
+        _dlpack,
+        "to_arrays",
+        lambda tensors: [jax.device_put(jnp.ones(x.shape), elsewhere) for x in tensors],
     )
     tensor = torch.ones(3).as_subclass(OnGpu)
     refused_to_add(fbuf.init(0.0, 4), {"b": tensor}, "items['b']", "the buffer does not", ".cpu()")

@@ -402,6 +402,21 @@ def test_a_small_tensor_does_not_keep_the_memory_of_a_large_batch():
     assert unpack(arrays)[1].data_ptr() == arrays[0].unsafe_buffer_pointer() + 2**12
 
 
+@pytest.mark.on_cpu
+def test_an_array_is_split_once_for_each_dtype(monkeypatch):
+    kinds = ("float32", "int32", "bool", "float32", "uint32", "int32", "uint8", "bool", "float32")
+    given = [jnp.arange(20 + n).astype(kind) for n, kind in enumerate(kinds)]
+    arrays, unpack = packed(*given)
+    split, calls = torch.unsafe_split_with_sizes, []
+    count = lambda *args: calls.append(args) or split(*args)
+    monkeypatch.setattr(torch, "unsafe_split_with_sizes", count)
+    monkeypatch.setattr(_unpack, "torch_device", lambda _: torch.device("cuda"))
+    found = unpack(arrays)
+    assert [leaf.tolist() for leaf in found] == [leaf.tolist() for leaf in given]
+    assert [str(leaf.dtype) for leaf in found] == [f"torch.{kind}" for kind in kinds]
+    assert len(calls) == 5
+
+
 def test_each_tensor_keeps_its_memory_by_itself():
     for number in range(3):
         arrays, unpack = packed(jnp.arange(1000), jnp.ones(1000), jnp.ones(100, bool))
