@@ -9,7 +9,7 @@ from unittest import mock
 
 import jax
 import torch
-from fbuf_adapters.pytorch import _dlpack, _inputs, _to_torch, _unpack
+from fbuf_adapters.pytorch import _delivery, _dlpack, _inputs, _lifetime, _to_torch, _unpack
 
 
 class Stream:
@@ -33,6 +33,17 @@ class Stream:
 
     def query(self) -> bool:
         return self.done
+
+
+class HandOver(_lifetime.HandOver):
+    """Asks torch for no stream when a tensor goes, which may be after the emulation."""
+
+    def _go(self, array: jax.Array) -> None:
+        self._gone.append((array, self._stream))
+        if len(self._gone) == self._given:
+            self.finish()
+        else:
+            _lifetime._partly_gone.append(self)
 
 
 @contextlib.contextmanager
@@ -62,6 +73,8 @@ def emulated_gpu() -> Iterator[list[str]]:
 
     with (
         mock.patch.object(torch.cuda, "current_stream", return_value=stream),
+        mock.patch.object(_lifetime, "HandOver", HandOver),
+        mock.patch.object(_delivery, "torch_device", return_value=Stream.device),
         mock.patch.object(_unpack, "torch_device", return_value=Stream.device),
         mock.patch.object(_to_torch, "torch_device", return_value=Stream.device),
         mock.patch.multiple(_dlpack, to_tensor=out, _place=waiting, _to_array=into),

@@ -23,6 +23,7 @@ import fbuf
 from fbuf.adapter_api import Calls, View, at_once, of_newest, waiting_steps
 from fbuf_adapters.pytorch import _packed
 from fbuf_adapters.pytorch._drawer import BatchProgram, PackedDraw, Recipe
+from fbuf_adapters.pytorch._handed_ids import PackedIds
 
 Operation = Callable[..., fbuf.State[Any]]
 
@@ -164,6 +165,8 @@ def _compiled(parts: tuple[Any, ...], form: Any) -> Any:
     ) -> tuple[jax.Array, ...]:
         unpacked, rest = iter(_packed.unpack(layout, packed)), iter(others)
         given = structure.unflatten([next(unpacked if host else rest) for host in of_host])
+        if isinstance(given.get("ids"), PackedIds):
+            given["ids"] = given["ids"].unpacked()
         state = jax.tree.unflatten(form, leaves)
         return tuple(jax.tree.leaves(operation(state, **given, **dict(static))))
 

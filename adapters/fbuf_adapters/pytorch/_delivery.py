@@ -12,6 +12,7 @@ import torch
 import fbuf
 from fbuf.adapter_api import wait_for
 from fbuf_adapters.pytorch import _containers, _lifetime
+from fbuf_adapters.pytorch._handed_ids import HandedIds
 from fbuf_adapters.pytorch._spec import Spec, where
 from fbuf_adapters.pytorch._to_torch import torch_device
 from fbuf_adapters.pytorch._tree import map_tensors
@@ -47,16 +48,22 @@ class Delivery:
         """Deliver as the arguments of the buffer say."""
         self._spec = spec
         self._of_items = spec.view == fbuf.Item()
+        self._returns_ids = spec.buffer.sampler.keeps_priorities
+        self.handed = HandedIds()
+        """The ids of batches on a GPU, which come back with priorities."""
         self.rebuild: list[_containers.Container] = []
         """Makes items what they were, if they were no trees of JAX's."""
 
     def __call__(self, make: Callable[[], PackedBatch], waits: bool = False) -> Any:
         """Return the batch as the user gets it; `waits` tells that a caller waits for it."""
         drawn = make()
-        if waits and torch_device(drawn.arrays[0].sharding).type == "cpu":
+        of_host = torch_device(drawn.arrays[0].sharding).type == "cpu"
+        if waits and of_host:
             wait_for(drawn.arrays[0])
         leaves = drawn.unpack(drawn.arrays, drawn.size, drawn.axes)
         batch = drawn.tree.unflatten(self.widened(leaves))
+        if self._returns_ids and drawn.axes is None and not of_host:
+            self.handed.note(batch, drawn.arrays, drawn.unpack, drawn.tree)
         if self.rebuild and self._of_items:
             batch = dataclasses.replace(batch, data=self.rebuild[0](batch.data, batch.mask.shape))
         if self._spec.transform is not None:

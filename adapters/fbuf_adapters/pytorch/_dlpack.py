@@ -195,7 +195,7 @@ _imports: dict[bool, Callable[[torch.Tensor, _Place], jax.Array]] = {}
 def _first_import(tensor: torch.Tensor, place: _Place) -> jax.Array:
     """Return the array of `to_arrays`, and take note of which way to go from now on."""
     array = _public_import(tensor)
-    ways = (way for way in (_import, _import_of_kind) if _agrees(way, tensor, place, array))
+    ways = (way for way in (_import_of_kind, _import) if _agrees(way, tensor, place, array))
     _imports[tensor.is_cuda] = next(ways, _public_import)
     return array
 

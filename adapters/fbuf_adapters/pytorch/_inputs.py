@@ -141,7 +141,8 @@ def ready(
 
 def on_gpu(given: Any) -> bool:
     """Whether streams of torch's look after who reads and writes all of it, and in what order."""
-    leaves = jax.tree.leaves(given)
+    # Numbers of Python's nobody can write to.
+    leaves = [leaf for leaf in jax.tree.leaves(given) if not isinstance(leaf, int | float)]
     return bool(leaves) and all(map(is_on_gpu, leaves))
 
 

@@ -91,6 +91,14 @@ class Unpack:
         self._packed = [_packed(layout, unit, numbers) for unit, numbers in layout.packed]
         self._alone = layout.alone
 
+    def place(self, number: int) -> tuple[int, int] | None:
+        """Return the packed array that a leaf lies in, and where in it; None if it lies alone."""
+        for array, packed in enumerate(self._packed):
+            for place in packed.places:
+                if place.leaf == number:
+                    return array, place.start
+        return None
+
     def __call__(
         self, arrays: tuple[jax.Array, ...], size: int = 0, axes: Axes | None = None
     ) -> list[torch.Tensor]:

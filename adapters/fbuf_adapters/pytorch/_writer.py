@@ -128,13 +128,25 @@ class Writer:
                 ends = self._contents.end_room.all_ends(given["mask"])
                 stored = self._contents.with_end_room(stored, ends, time_major=False)
             backend = stored.backend
-            padded: dict[str, Any] = {}
+            instead: dict[str, Any] = {}
             if isinstance(given.get("ids"), fbuf.Ids):
+                packed = self._packed_ids(given)
                 if _dtypes.x64():
                     given["ids"] = jax.tree.map(_short, given["ids"])
-                padded = self._sizes.fit_ids(function, given)
+                instead = self._sizes.fit_ids(function, given) or packed
             feed_all = lambda given: convert(f"{NAME}.{function}", given, self._feed)
-            self._run(backend, _Change(operation, given, padded, feed_all, operation))
+            self._run(backend, _Change(operation, given, instead, feed_all, operation))
+
+    def _packed_ids(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the ids as JAX has them, if they are those of a batch and all lies on a GPU.
+
+        JAX waits for torch's stream with the other arguments, and so for what has read the ids.
+        """
+        others = [value for name, value in given.items() if name != "ids"]
+        if self._spec.on_host or not _inputs.on_gpu(others):
+            return {}
+        packed = self._contents.delivery.handed.packed(given["ids"])
+        return {} if packed is None else {"ids": packed}
 
     def _stacked(self, item: Any, items: list[Any], following: Any, time_major: bool) -> Any:
         """Return a list of items as a batch, and the next observations likewise."""
