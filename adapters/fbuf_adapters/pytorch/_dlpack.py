@@ -1,8 +1,8 @@
 """Memory across by DLPack, through the C++ functions of JAX and torch alone.
 
 The Python that JAX puts around its functions serves producers of every kind, and takes ten times
-as long as they do. What it refuses or changes never comes here, or takes the public way, see
-`is_plain`.
+as long as they do. Tensors that it would refuse or change take the public way; see `is_plain`.
+
 JAX does not publish these functions. So the first crossing of a kind goes both ways, and only
 where both agree the later ones take the short one.
 """
@@ -118,7 +118,7 @@ def to_arrays(tensors: Sequence[torch.Tensor]) -> list[jax.Array]:
 def is_plain(tensor: torch.Tensor) -> bool:
     """Tell whether JAX's public function has nothing to change or to refuse in a tensor.
 
-    What strides refuse the functions below refuse in the same words.
+    Strides that it refuses, the functions below refuse in the same words.
     """
     dtype = tensor.dtype
     if type(tensor) is not torch.Tensor or dtype not in _dtypes.DTYPES:
@@ -131,7 +131,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
         start = tensor.data_ptr()
     except RuntimeError:  # there is no memory
         return False
-    # What holds nothing has no address, and neither have stand-ins for tensors.
+    # An empty tensor has no address, and neither have stand-ins for tensors.
     return start != 0 and start % ALIGNMENT == 0 and _reached(tensor)
 
 

@@ -20,7 +20,7 @@ import fbuf
 from fbuf_adapters.pytorch._unpack import Unpack
 
 _BATCHES = 16
-"""How many batches are remembered, the newest. Ids of older ones are taken in."""
+"""The number of batches that are remembered, the newest. Ids of older ones are taken in."""
 
 
 @functools.partial(

@@ -24,7 +24,7 @@ _FLAGS = ("terminated", "truncated", "mask")
 def feed(leaf: Any, narrow: bool, devices: set[Any]) -> Any:
     """Return a leaf as a compiled function on these devices reads it: in place, if possible.
 
-    What lies on a GPU stays a tensor. `imported` makes arrays of all of them at once.
+    A tensor on a GPU stays one. `imported` makes arrays of all of them at once.
     """
     if not isinstance(leaf, torch.Tensor):
         return untraced(leaf)  # fbuf.add looks after it

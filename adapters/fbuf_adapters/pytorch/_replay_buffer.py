@@ -293,7 +293,9 @@ class ReplayBuffer(Copied):
         """Give rows new priorities.
 
         Args:
-            ids: `batch.ids`, or part of them.
+            ids: `batch.ids`, or part of them. On a GPU the ids of the newest batches are not read
+                again, unless torch has counted a write to them. It does not count writes to
+                `ids.slot.data`, or those of a kernel of your own: give a clone then.
             priority: As for `fbuf.update_priority`.
             mask: As for `fbuf.update_priority`.
             alpha: As for `fbuf.update_priority`.

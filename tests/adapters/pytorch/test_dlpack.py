@@ -85,7 +85,7 @@ def seen(array: jax.Array, tensor: torch.Tensor) -> Any:
 
 
 def outcome(call: Any, tensor: torch.Tensor) -> Any:
-    """What a call does: an array, or an error."""
+    """The result of a call: an array, or an error."""
     try:
         return seen(call(tensor), tensor)
     except Exception as error:
@@ -313,7 +313,7 @@ def test_jax_waits_once_for_all_tensors_of_a_call():
 
 
 def test_kernels_that_make_a_tensor_come_before_the_wait():
-    """What is narrowed or copied on the way is new, and JAX may read it only after the wait."""
+    """A tensor that is narrowed or copied on the way is new; JAX may read it after the wait."""
     rows = {"a": torch.ones(4, 6)[:, 1:], "b": torch.ones(4), "c": torch.ones(8, 3)[::2]}
     buffer = ReplayBuffer(20, item=jax.tree.map(lambda leaf: leaf[0], rows))
     own = _from_torch.own

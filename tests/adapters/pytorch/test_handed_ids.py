@@ -50,7 +50,7 @@ def probabilities(buffer: ReplayBuffer) -> list[Any]:
 
 
 def imports(crossed: list[str], call: Any) -> int:
-    """How many tensors went in."""
+    """Count the tensors that went in."""
     crossed.clear()
     call()
     return crossed.count("in")
