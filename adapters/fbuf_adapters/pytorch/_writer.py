@@ -142,11 +142,11 @@ class Writer:
 
         JAX waits for torch's stream with the other arguments, and so for what has read the ids.
         """
-        others = [value for name, value in given.items() if name != "ids"]
-        if self._spec.on_host or not _inputs.on_gpu(others):
-            return {}
         packed = self._contents.delivery.handed.packed(given["ids"])
-        return {} if packed is None else {"ids": packed}
+        if packed is None or self._spec.on_host:
+            return {}
+        others = [value for name, value in given.items() if name != "ids"]
+        return {"ids": packed} if _inputs.on_gpu(others) else {}
 
     def _stacked(self, item: Any, items: list[Any], following: Any, time_major: bool) -> Any:
         """Return a list of items as a batch, and the next observations likewise."""
