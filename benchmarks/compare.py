@@ -65,8 +65,33 @@ SEVERAL = 16
 # --- one process that measures -------------------------------------------------------------------
 
 
-def in_scan(peer: Any, box: Box, what: str, steps: int) -> tuple[harness.Run, int]:
-    """The operation `steps` times in a scan, and the temporary bytes of the program."""
+def in_scan(
+    peer: Any, box: Box, what: str, steps: int, options: dict[str, Any] | None = None
+) -> tuple[harness.Run, int]:
+    """The operation `steps` times in a scan, and the temporary bytes of the program.
+
+    `options` are those of the compiler.
+    """
+    import jax
+
+    keys = list(jax.random.split(jax.random.key(2), steps)[:SEVERAL])
+    ids = rows_to_update(peer, box, keys) if what == UPDATE else []
+    step, rest, inputs = parts_of_scan(peer, box.state, what, steps, ids)
+    return harness.in_scan(step, box, rest, inputs, options)
+
+
+def parts_of_scan(
+    peer: Any, state: Any, what: str, steps: int, ids: list[Any]
+) -> tuple[Callable[[Any, Any], Any], list[Any], Any]:
+    """Return the step of a scan, all of its carry but the state, and its inputs.
+
+    Args:
+        peer: The library.
+        state: Its state, or the shapes of that.
+        what: The operation.
+        steps: The number of inputs.
+        ids: Batches of ids to update, for `UPDATE` alone.
+    """
     import jax
     import jax.numpy as jnp
 
@@ -84,11 +109,10 @@ def in_scan(peer: Any, box: Box, what: str, steps: int) -> tuple[harness.Run, in
             found.append(peer.ids(drawn))  # elsewhere they are used by the update
         return found
 
-    shapes = jax.eval_shape(lambda: useful(peer.sample(box.state, keys[0])[1]))
+    shapes = jax.eval_shape(lambda state: useful(peer.sample(state, keys[0])[1]), state)
     used = harness.zeros_like(shapes)
     inputs: Any = (keys, targets)
     if what == UPDATE:
-        ids = rows_to_update(peer, box, list(keys[:SEVERAL]))
         inputs = (
             jax.tree.map(lambda *x: jnp.resize(jnp.stack(x), (steps, len(x[0]))), *ids),
             targets,
@@ -109,7 +133,7 @@ def in_scan(peer: Any, box: Box, what: str, steps: int) -> tuple[harness.Run, in
                 state = peer.update(state, peer.ids(drawn), priority)
         return state, rows, used
 
-    return harness.in_scan(step, box, (rows, used), inputs)
+    return step, [rows, used], inputs
 
 
 def compiling(peer: Any, box: Box) -> harness.Run:

@@ -134,30 +134,45 @@ class Box:
 
 
 def in_scan(
-    step: Callable[[Any, Any], Any], box: Box, rest: Sequence[Any], inputs: Any
+    step: Callable[[Any, Any], Any],
+    box: Box,
+    rest: Sequence[Any],
+    inputs: Any,
+    options: Mapping[str, Any] | None = None,
 ) -> tuple[Run, int]:
     """Compile `step((state, *rest), input)`, which returns the next carry, inside `lax.scan`.
 
-    The carry is donated.
+    The carry is donated. `options` are those of the compiler.
 
     Returns:
         A program of all steps, and the temporary bytes of the program. It takes the state out of
         the box, and puts the last one back.
     """
-    compiled = compiled_scan(step, (box.state, *rest), inputs)
+    compiled = compiled_scan(step, (box.state, *rest), inputs, options)
     run = run_of_scan(compiled, box, rest, inputs)
     return run, compiled.memory_analysis().temp_size_in_bytes
 
 
-def compiled_scan(step: Callable[[Any, Any], Any], carry: Any, inputs: Any) -> Any:
+def compiled_scan(
+    step: Callable[[Any, Any], Any],
+    carry: Any,
+    inputs: Any,
+    options: Mapping[str, Any] | None = None,
+) -> Any:
     """Return the compiled program of `in_scan`: of a carry and inputs, the last carry."""
     import jax
 
-    def run_all(carry: Any, inputs: Any) -> Any:
-        return jax.lax.scan(lambda c, x: (step(c, x), None), carry, inputs)[0]
+    jitted: Any = jax.jit(scanned(step), donate_argnums=0)
+    return jitted.lower(carry, inputs).compile(compiler_options=dict(options or {}))
 
-    jitted: Any = jax.jit(run_all, donate_argnums=0)
-    return jitted.lower(carry, inputs).compile()
+
+def scanned(step: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Return the function of `compiled_scan`, to be compiled."""
+    import jax
+
+    return lambda carry, inputs: jax.lax.scan(
+        lambda carry, given: (step(carry, given), None), carry, inputs
+    )[0]
 
 
 def run_of_scan(compiled: Any, box: Box, rest: Sequence[Any], inputs: Any) -> Run:

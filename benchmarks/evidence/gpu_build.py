@@ -1,11 +1,12 @@
 """Compile each public function of fbuf for an NVIDIA H200, and read the programs.
 
     pip install --no-deps jax-cuda12-plugin==X jax-cuda12-pjrt==X nvidia-cuda-nvcc-cu12
-    python -m benchmarks.evidence.gpu_build [--kernels]
+    python -m benchmarks.evidence.gpu_build [--kernels] [--also PYTHON]
 
-It needs fbuf, jax==X (private interfaces are used; known to work with X = 0.10.1) and the plugin.
-It takes five minutes, and exits with 1 if a bar is missed. Where the plugin is not installed it
-says so in one line, and exits with 0.
+It needs fbuf, jax==X (private interfaces are used; known to work with X = 0.10.1 and 0.11.2) and
+the plugin. It takes seven minutes, and exits with 1 if a bar is missed. Where the plugin is not
+installed it says so in one line, and exits with 0. PYTHON is the interpreter of another environment
+with all that: CUDA graphs are read of its JAX, too.
 
 No GPU is needed and nothing runs: the functions are compiled for a described device, and the
 optimised program is read. So kernel counts, temporary bytes, bytes written in place and copies of
@@ -16,6 +17,9 @@ are launches a call, and of the step in scan, launches a step. Large copies are 
 or more, and larger than a batch. Rows are 17 + 6 + 1 float32 and a bool. For NStep they have a next
 observation, too, and for FrameStack an observation of 84 x 84 uint8. From `Prioritized(floor=1.0)`
 on they have a version.
+
+XLA captures the kernels of a scanned step as CUDA graphs. The longest chain is that of kernels of
+which each waits for the one before it; `cuda_graphs` says more.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ import pathlib
 import re
 import sys
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 NVCC = pathlib.Path(sysconfig.get_paths()["purelib"]) / "nvidia" / "cuda_nvcc"
@@ -69,6 +73,7 @@ from jax._src.lib import xla_client  # noqa: E402 (after the early exit)
 
 import fbuf  # noqa: E402 (after the early exit)
 from benchmarks import harness, report  # noqa: E402 (after the early exit)
+from benchmarks.evidence import cuda_graphs  # noqa: E402 (after the early exit)
 from benchmarks.peers import ROW as ITEM  # noqa: E402 (after the early exit)
 
 H200 = """
@@ -91,13 +96,18 @@ gpu_device_info {
   cuda_compute_capability { major: 9 }
   registers_per_core_limit: 65536
   registers_per_block_limit: 65536
+  driver_version: "13.0.0"
+  runtime_version: "12.9.0"
+  compile_time_toolkit_version: "12.9.0"
 }
 platform_name: "CUDA"
 dnn_version_info { major: 9 minor: 10 patch: 0 }
 device_description_str: "NVIDIA H200"
 """
+"""The device. Without the versions, XLA would leave kinds of kernels out of its CUDA graphs."""
 
 SMALL, LARGE = 2**20, 2**23
+IN_SCAN = "step in scan"
 BATCH, ADDED, STEPS = 256, 16, 100
 KERNELS = {("Prioritized", "sample"): 11, ("Prioritized", "update_priority"): 6}
 """The bars on kernels, at N = SMALL."""
@@ -125,7 +135,7 @@ WANTED = {
 }
 """The kernels that we would like, at N = SMALL, and the reason why there are more."""
 IN_PLACE = (
-    "add", "update_priority", "remove", "clear", "write", "expire", "draw", "step in scan",
+    "add", "update_priority", "remove", "clear", "write", "expire", "draw", IN_SCAN,
 )  # fmt: skip
 """The functions that must write in place: all bytes aliased, nothing copied."""
 
@@ -147,7 +157,7 @@ SAMPLERS: tuple[Any, ...] = (
     fbuf.Uniform(window=4, by="episode"),
 )
 """The samplers of which the functions are compiled."""
-OF_WINDOWS = ("add", "add, flags and mask", "sample", "update_priority", "remove", "step in scan")
+OF_WINDOWS = ("add", "add, flags and mask", "sample", "update_priority", "remove", IN_SCAN)
 """The functions that are compiled for a sampler with a window; the rest are the same."""
 VIEWS: tuple[tuple[Any, dict[str, jax.ShapeDtypeStruct]], ...] = (
     (fbuf.NStep(5, gamma=0.99), WITH_NEXT),
@@ -360,9 +370,12 @@ def compile_for_gpu(
 
 
 def compiled_for_gpu(
-    function: Callable[..., Any], arguments: tuple[Any, ...], donate: tuple[int, ...]
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    donate: tuple[int, ...],
+    options: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Compile for one H200."""
+    """Compile for one H200; `options` are those of the compiler."""
     mesh = jax.sharding.Mesh(np.array(devices()), ("x",))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     placed = jax.tree.map(
@@ -371,7 +384,8 @@ def compiled_for_gpu(
     # jit leaves out an argument that is overwritten without being read (the top of a tree, say).
     # It then has no memory to write in, which would say nothing about the program.
     jitted = jax.jit(function, donate_argnums=donate, keep_unused=True)
-    return jitted.trace(*placed).lower(lowering_platforms=("cuda",)).compile()
+    lowered = jitted.trace(*placed).lower(lowering_platforms=("cuda",))
+    return lowered.compile(compiler_options=dict(options or {}))
 
 
 _devices: dict[int, list[Any]] = {}
@@ -476,7 +490,7 @@ def cases(capacity: int, sampler: Any) -> Cases:
         "size": (fbuf.size, (state,)),
         "can_sample": (fbuf.can_sample, (state,)),
         "stats": (fbuf.stats, (state,)),
-        "step in scan": (steps, (state, keys)),
+        IN_SCAN: (steps, (state, keys)),
     }
     if not prioritized:
         del found["update_priority"]
@@ -525,7 +539,7 @@ def choices(capacity: int, sampler: Any) -> Cases:
         found["uses"] = fbuf.uses, (state, ids)
     if expires:
         found["expire"] = lambda s, v: fbuf.expire(s, v), (state, number)
-    found["step in scan"] = lambda s, k: jax.lax.scan(step, s, k), (state, keys)
+    found[IN_SCAN] = lambda s, k: jax.lax.scan(step, s, k), (state, keys)
     return found
 
 
@@ -612,7 +626,7 @@ def table(rows: list[Row]) -> list[str]:
     head += ["bytes in place", "bytes of state", "large copies", "bars"]
     lines = []
     for r in rows:
-        turns = STEPS if r.function == "step in scan" else 1
+        turns = STEPS if r.function == IN_SCAN else 1
         kernels = [f"{n / turns:g}" for n in (r.kernels, r.kernels_large)]
         if r.unknown_loops:
             kernels = [f"{k} and {r.unknown_loops} loops of unknown length" for k in kernels]
@@ -638,9 +652,11 @@ def wishes(rows: list[Row]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kernels", action="store_true", help="also print what every kernel does")
+    cuda_graphs.add_options(parser)
     report.add_options(parser)
     options = parser.parse_args()
 
+    graphs = cuda_graphs.found_by_all(options.also)
     rows = [row for sampler in SAMPLERS for row in measure(sampler, cases)]
     rows += [row for sampler in UNDER_VIEWS for row in measure(sampler, views)]
     rows += [row for sampler in CHOOSERS for row in measure(sampler, choices)]
@@ -656,7 +672,9 @@ def main() -> None:
             for k in row.launches:
                 print(f"  {k.times} x {k.name}: {k.result}")
                 print(f"      {k.operations}\n      {k.functions}")
-    records = [dataclasses.asdict(row) for row in rows]
+    records = [dataclasses.asdict(row) for row in (*rows, *graphs)]
+    sections = [*table(rows), *wishes(rows)]
+    sections += ["", "## CUDA graphs of the steps in scan", "", *cuda_graphs.table(graphs)]
     title = "The GPU build"
     report.write(
         "benchmarks.evidence.gpu_build",
@@ -664,10 +682,11 @@ def main() -> None:
         report.results_of(options),
         about,
         records,
-        table(rows) + wishes(rows),
+        sections,
         __doc__,
     )
     missed = [f"{r.sampler}.{r.function}: {m}" for r in rows for m in r.missed]
+    missed += cuda_graphs.missed(graphs)
     end(missed)
 
 
