@@ -29,11 +29,12 @@ from benchmarks.evidence import (
     exchange_rounds,
     flat_in_capacity,
     fronts_brax,
-    gpu_speed,
+    gpu_calls,
     large,
     lerobot,
     sb3_learning,
 )
+from benchmarks.evidence import gpu_speed_tables as gpu
 from benchmarks.harness import ROOT, Record
 from benchmarks.report import Find
 
@@ -76,7 +77,9 @@ FOLDER = "know/benchmarks"
 """The folder of the reports; the summary is the page of the same name."""
 PICTURE = "![Time of a step over the capacity and over the batch](benchmarks/compare.png)"
 """The picture of the summary."""
-GPU_PEERS = (gpu_speed.FBUF, gpu_speed.FLASHBAX, gpu_speed.TORCHRL)
+GPU_PEERS = (gpu.FBUF, gpu.FLASHBAX, gpu.TORCHRL)
+HANDED = "batch handed to PyTorch"
+"""The name of draws of tensors in figures of a GPU that are older than modes and calls."""
 BEGIN, END = "<!-- figures:begin -->", "<!-- figures:end -->"
 PROMISE = re.compile("- .*: (held|MISSED)")
 LONG = (
@@ -84,6 +87,8 @@ LONG = (
     "the same, in one compiled call of yours",
     "the uniform one, likewise",
     "write 16 rows, draw 256 windows of 4, called from Python",
+    "the same, with CUDA graphs in mode CONCURRENT",
+    "the uniform one, in mode CONCURRENT",
     "uniform step of 4,096 84x84x4 frames, likewise",
     "a prioritised batch as tensors",
 )
@@ -264,19 +269,32 @@ def summary(results: pathlib.Path, *, short: bool = False) -> list[str]:
 def gpu_figures(results: pathlib.Path) -> dict[str, list[float | None]]:
     """Return a few figures of a GPU: those of `GPU_PEERS`, by their description."""
     records = records_of("gpu_speed", results)
-    found = Find(records)
+    found, has_modes = Find(records), any("mode" in r for r in records)
+    step, sample = (gpu.STEP, "LHS"), (gpu_calls.SAMPLE, gpu.OWN)
     kinds = {
-        "prioritised step, inside `lax.scan`": ("row", True, compare.MAIN, gpu_speed.STEP),
-        "uniform step, inside `lax.scan`": ("row", False, compare.MAIN, gpu_speed.STEP),
-        "uniform step of 4,096 84x84x4 frames, likewise": ("frame", False, 4096, gpu_speed.STEP),
-        "a prioritised batch as tensors": ("row", True, compare.MAIN, gpu_speed.HANDED),
-        "a uniform batch as tensors": ("row", False, compare.MAIN, gpu_speed.HANDED),
-    }
+        "prioritised step, inside `lax.scan`": ("row", True, compare.MAIN, *step),
+        "the same, with CUDA graphs in mode CONCURRENT": (
+            "row", True, compare.MAIN, gpu.STEP, "CONCURRENT"
+        ),
+        "uniform step, inside `lax.scan`": ("row", False, compare.MAIN, *step),
+        "the uniform one, in mode CONCURRENT": (
+            "row", False, compare.MAIN, gpu.STEP, "CONCURRENT"
+        ),
+        "uniform step of 4,096 84x84x4 frames, likewise": ("frame", False, 4096, *step),
+        "a prioritised batch as tensors": ("row", True, compare.MAIN, *sample),
+        "a uniform batch as tensors": ("row", False, compare.MAIN, *sample),
+    }  # fmt: skip
     figures = {}
-    for text, (item, prioritized, batch, what) in kinds.items():
+    for text, (item, prioritized, batch, what, mode) in kinds.items():
         n = min(r["n"] for r in records if r["item"] == item and "n" in r)
+        if has_modes:
+            asked = {"what": what, "mode": mode}
+        elif mode == "CONCURRENT":
+            continue
+        else:
+            asked = {"what": HANDED if what == gpu_calls.SAMPLE else what}
         figures[text] = [
-            found(item=item, prioritized=prioritized, batch=batch, what=what, n=n, peer=peer)
+            found(item=item, prioritized=prioritized, batch=batch, n=n, peer=peer, **asked)
             for peer in GPU_PEERS
         ]
     return figures

@@ -9,8 +9,15 @@ All libraries are in one process and take turns, and each figure is the median o
 
 - "Step inside jit": add 16 rows, draw a batch and, if prioritised, give it new priorities, in one
   `lax.scan` whose carry, the buffer, is donated. The batch is used as in `compare.py`.
-- "Batch handed to PyTorch": of fbuf one `fbuf.sample` and `to_torch`, of TorchRL one `sample`, each
-  waited for with `torch.cuda.synchronize`.
+- Modes are those in which XLA records CUDA graphs. LHS is its default: kernels run one behind the
+  other. With CONCURRENT each waits for those that it needs. A program is compiled in it with
+  `jax.jit(f, compiler_options={"xla_gpu_command_buffer_scheduling_mode": "CONCURRENT"})`.
+- "Calls" are those of `fbuf_adapters.pytorch.ReplayBuffer`, whose programs are compiled as it does
+  that, and of TorchRL's `ReplayBuffer`. The loop draws a batch, gives it new priorities if there
+  are any, and adds 16 rows. "Returned" is the time of the host: until the calls have returned, and
+  of letting go of the batch. "Done" is all of that with `torch.cuda.synchronize` behind the calls.
+- "As many fields": TorchRL hands out fewer tensors than fbuf. There its rows have more fields, of
+  the kinds of fbuf's others: ids, a mask, ends, probabilities and weights.
 - "Row gather": uniform draws in a scan that carries the batch, so that each is written out as a
   whole. The share is of the rate at which a large copy moves bytes, measured in the same process;
   both read and write every byte once. Small batches are bound by the launches of kernels.
@@ -20,6 +27,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import gc
+import itertools
 import math
 import os
 import time
@@ -27,24 +35,29 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks import compare, harness, report
+from benchmarks.evidence import gpu_calls
+from benchmarks.evidence.gpu_speed_tables import (
+    FBUF,
+    FLASHBAX,
+    GATHER,
+    LARGE,
+    MODES,
+    NAMES,
+    OWN,
+    SAME,
+    STEP,
+    THINGS,
+    TORCHRL,
+    label_of,
+    tables,  # noqa: F401 (part of the report)
+)
 from benchmarks.harness import Box, Measured, Record, Task
 
-NAMES = FBUF, FLASHBAX, TORCHRL = "fbuf", "flashbax", "torchrl"
-STEP, HANDED, GATHER = "step inside jit", "batch handed to PyTorch", "row gather"
-LARGE = "state"
-"""The item of which there are as many rows as a large learner of many tasks keeps."""
-THINGS = {
-    "row": "rows of 97 bytes",
-    "frame": "84x84x4 uint8 frames",
-    LARGE: "rows of 24 + 6 + 1 float32",
-}
 CHUNKS = {"row": 10**5, "frame": 10**4, LARGE: 10**6}
 """Rows written at a time to fill a buffer; the capacity is a multiple of it."""
 MOST_FRAMES = 10**6
 JAX_SHARE = 0.64
 """The part of the memory that JAX takes beforehand; PyTorch has the rest."""
-SEVERAL = 16
-"""Keys that are used in turn."""
 STEPS_BEFORE = 400
 """The most steps in a scan: fewer with large batches."""
 
@@ -88,10 +101,6 @@ def classes(device: str, notes: list[str]) -> dict[str, Any]:
 
         def array(self, array: Any) -> Any:
             return super().array(array).to(device)
-
-        def prepare(self, state: Any) -> None:
-            if device == "cpu":  # threads of the host
-                super().prepare(state)
 
         def wait(self, *trees: Any) -> None:
             if device == "cuda":
@@ -194,7 +203,7 @@ def copy_rate(device: str) -> float:
     return 2 * size / min(min(rounds) for rounds in taken.values()) * 1e6
 
 
-def gather(peer: Any, box: Box, steps: int) -> harness.Run:
+def gather(peer: Any, box: Box, steps: int, options: dict[str, Any]) -> harness.Run:
     """Draws alone, each of which writes its batch into the carry of a scan."""
     import jax
 
@@ -206,25 +215,7 @@ def gather(peer: Any, box: Box, steps: int) -> harness.Run:
         state, drawn = peer.sample(carry[0], key)
         return state, peer.data(drawn)
 
-    return harness.in_scan(step, box, [batch], keys)[0]
-
-
-def handed(peer: Any, box: Box, device: str, seconds: float) -> harness.Run:
-    """Batches that a learner in PyTorch could use, one after the other."""
-    import jax
-    import torch
-    from fbuf_adapters.pytorch import to_torch
-
-    keys = list(jax.random.split(jax.random.key(6), SEVERAL))
-
-    def step(i: int) -> None:
-        box.state, drawn = peer.sample(box.state, keys[i % SEVERAL])
-        batch = to_torch(drawn) if peer.traceable else drawn
-        if device == "cuda":
-            torch.cuda.synchronize()
-        del batch
-
-    return harness.repeated(step, seconds)
+    return harness.in_scan(step, box, [batch], keys, options)[0]
 
 
 def fill(task: Task, prioritized: bool, able: dict[str, Any], watch: Stopwatch) -> Any:
@@ -312,58 +303,127 @@ def measure_kind(
     task: Task, prioritized: bool, able: dict[str, Any], rate: float, watch: Stopwatch
 ) -> None:
     """Fill the buffers of all libraries, check their rows, and time each thing that they do."""
-    from benchmarks import peers
-
-    item, device = items()[task["item"]], task["device"]
     start = time.monotonic()
     boxes = fill(task, prioritized, able, watch)
-    label = f"{THINGS[task['item']]}, {'prioritised' if prioritized else 'uniform'}"
+    kind: Record = {"item": task["item"], "n": task["n"], "prioritized": prioritized}
     if FBUF in boxes:
-        right = rows_right(task, boxes[FBUF].state, task["batches"][-1])
-        watch.records.append(
-            {"what": "rows", "item": task["item"], "n": task["n"], "prioritized": prioritized,
-             "drawn": task["batches"][-1], "right": right}
-        )  # fmt: skip
-    filled = time.monotonic()
+        drawn = task["batches"][-1]
+        right = rows_right(task, boxes[FBUF].state, drawn)
+        watch.records.append(kind | {"what": "rows", "drawn": drawn, "right": right})
+    seconds = time.monotonic() - start
+    watch.records.append(kind | {"what": "preparing", "fill_s": seconds})
+    time_calls(task, kind, able, boxes, watch)
+    time_scans(task, kind, able, boxes, rate, watch)
 
-    jobs: dict[tuple[str, int, str], Callable[[], harness.Run]] = {}
+
+def time_calls(
+    task: Task, kind: Record, able: dict[str, Any], boxes: dict[str, Box], watch: Stopwatch
+) -> None:
+    """Time the buffers that users of PyTorch hold. That of fbuf takes the state over for a time."""
+    import jax
+    from fbuf_adapters.pytorch import ReplayBuffer
+
+    item, device, prioritized = items()[kind["item"]], task["device"], kind["prioritized"]
+    rounds, seconds = (2, 0.02) if task["quick"] else (5, 0.05)
+    theirs = {TORCHRL: (boxes[TORCHRL].state, item)} if TORCHRL in boxes else {}
+    for batch in task["batches"]:
+        label = f"{label_of(kind)}, calls, batch {batch:,}"
+        if watch.over(label):
+            return
+        given = batch, prioritized, device
+        calls: dict[tuple[str, str], gpu_calls.Call] = {}
+        if FBUF in boxes:
+            ours = ReplayBuffer.from_state(boxes[FBUF].state, batch_size=batch, seed=0)
+            calls |= by_name(FBUF, gpu_calls.of_fbuf(ours, item, *given))
+            if task["same_fields"] and TORCHRL in theirs and SAME not in theirs:
+                more = gpu_calls.as_many(item, ours.sample(), prioritized)
+                theirs |= with_more_fields(task, more, prioritized, able, watch)
+        for name, (buffer, rows) in theirs.items():
+            calls |= by_name(name, gpu_calls.of_torchrl(buffer, rows, *given))
+        numbers = gpu_calls.numbers_of_fields(calls, label, watch.notes)
+        figures = {key: gpu_calls.round_of(calls[key], seconds) for key in numbers}
+        for (what, name), taken in harness.by_turns(figures, rounds, 8 * seconds).items():
+            times = gpu_calls.median(taken)
+            watch.records.append(
+                kind | {
+                    "batch": batch, "what": what, "peer": name, "mode": OWN,
+                    "jax": jax.__version__, "fields": numbers[what, name],
+                    "us": times.done + times.dropped, "returned_us": times.returned + times.dropped,
+                }
+            )  # fmt: skip
+        if FBUF in boxes:
+            boxes[FBUF].state = ours.state
+
+
+def by_name(name: str, calls: dict[str, gpu_calls.Call]) -> dict[tuple[str, str], gpu_calls.Call]:
+    return {(what, name): call for what, call in calls.items()}
+
+
+def with_more_fields(
+    task: Task, item: Any, prioritized: bool, able: dict[str, Any], watch: Stopwatch
+) -> dict[str, tuple[Any, Any]]:
+    """Return TorchRL's buffer with rows of more fields, and such a row; nothing if that fails."""
+    from benchmarks import peers
+
+    try:
+        peer = able[TORCHRL](item, task["n"], task["batches"][0], prioritized)
+        return {SAME: (peers.filled(peer, chunk_of(task)), item)}
+    except Exception as error:  # out of memory, mostly
+        watch.notes.append(f"{SAME}: FAILED, {brief(error)}")
+        return {}
+
+
+def time_scans(
+    task: Task,
+    kind: Record,
+    able: dict[str, Any],
+    boxes: dict[str, Box],
+    rate: float,
+    watch: Stopwatch,
+) -> None:
+    """Time the steps and the draws that are compiled, in each of XLA's modes."""
+    import jax
+
+    from benchmarks import peers
+
+    item, prioritized = items()[kind["item"]], kind["prioritized"]
+    start = time.monotonic()
+    jobs: dict[tuple[str, int, str, str], Callable[[], harness.Run]] = {}
     for batch in task["batches"]:
         steps = max(4, min(STEPS_BEFORE, 10**6 // batch) // (8 if task["item"] == "frame" else 1))
         steps = min(steps, 20) if task["quick"] else steps
-        for name, box in boxes.items():
+        for (name, box), (mode, options) in itertools.product(boxes.items(), MODES.items()):
             peer = able[name](item, task["n"], batch, prioritized)
-            if peer.traceable:
-                jobs[STEP, batch, name] = lambda p=peer, b=box, s=steps: compare.in_scan(
-                    p, b, compare.STEP, s
-                )[0]
-                if not prioritized:
-                    jobs[GATHER, batch, name] = lambda p=peer, b=box, s=steps: gather(p, b, s)
-            if name != FLASHBAX:
-                peer.prepare(box.state)
-                jobs[HANDED, batch, name] = lambda p=peer, b=box: handed(p, b, device, 0.05)
-
-    programs = compiled(jobs, label, watch)
-    watch.records.append(
-        {"what": "preparing", "item": task["item"], "n": task["n"], "prioritized": prioritized,
-         "fill_s": filled - start, "compile_s": time.monotonic() - filled}
-    )  # fmt: skip
-    for what, batch in dict.fromkeys((what, batch) for what, batch, _ in jobs):
-        if watch.over(f"{label}, {what}, batch {batch:,}"):
+            if not peer.traceable:
+                continue
+            jobs[STEP, batch, name, mode] = lambda p=peer, b=box, s=steps, o=options: (
+                compare.in_scan(p, b, compare.STEP, s, o)[0]
+            )
+            if not prioritized:
+                jobs[GATHER, batch, name, mode] = lambda p=peer, b=box, s=steps, o=options: gather(
+                    p, b, s, o
+                )
+    programs = compiled(jobs, label_of(kind), watch)
+    seconds = time.monotonic() - start
+    watch.records.append(kind | {"what": "compiling", "compile_s": seconds})
+    for what, batch in dict.fromkeys((what, batch) for what, batch, *_ in jobs):
+        label = f"{label_of(kind)}, {what}, batch {batch:,}"
+        if watch.over(label):
             return
-        runs = {n: run for (w, b, n), run in programs.items() if (w, b) == (what, batch)}
-        for name in list(runs):
+        runs = {key[2:]: run for key, run in programs.items() if key[:2] == (what, batch)}
+        for name, mode in list(runs):
             try:
-                runs[name]()
+                runs[name, mode]()
             except Exception as error:  # its buffer may be gone with it
-                watch.notes.append(f"{name}, {label}, {what}, batch {batch:,}: {brief(error)}")
-                runs.pop(name)
+                watch.notes.append(f"{name}, {mode}, {label}: {brief(error)}")
+                runs.pop((name, mode))
                 programs = {key: run for key, run in programs.items() if key[2] != name}
         rounds, seconds = (2, 0.1) if task["quick"] else (5, 0.4)
-        for name, taken in harness.alternate(runs, rounds, seconds).items():
+        for (name, mode), taken in harness.alternate(runs, rounds, seconds).items():
             us = harness.median(taken)
-            record = {
-                "item": task["item"], "n": task["n"], "prioritized": prioritized, "batch": batch,
-                "what": what, "peer": name, "us": us, "rounds": taken,
+            record = kind | {
+                "batch": batch, "what": what, "peer": name, "mode": mode, "jax": jax.__version__,
+                "us": us, "rounds": taken,
             }  # fmt: skip
             if what == GATHER:
                 moved = 2 * batch * peers.row_bytes(item)
@@ -374,7 +434,7 @@ def measure_kind(
 def compiled(
     jobs: dict[Any, Callable[[], harness.Run]], label: str, watch: Stopwatch
 ) -> dict[Any, harness.Run]:
-    """Build all programs; those in scans side by side, for compiling takes longer than running."""
+    """Build all programs side by side, for compiling takes longer than running."""
 
     def build(job: Callable[[], harness.Run]) -> Any:
         try:
@@ -382,14 +442,11 @@ def compiled(
         except Exception as error:  # the others are measured all the same
             return brief(error)
 
-    in_scans = [key for key in jobs if key[0] != HANDED]
-    threads = min(8, os.cpu_count() or 1)
-    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
-        built = dict(zip(in_scans, pool.map(build, [jobs[key] for key in in_scans]), strict=True))
-    built |= {key: build(job) for key, job in jobs.items() if key[0] == HANDED}
-    for (what, batch, name), run in built.items():
+    with concurrent.futures.ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        built = dict(zip(jobs, pool.map(build, jobs.values()), strict=True))
+    for (what, batch, name, mode), run in built.items():
         if isinstance(run, str):
-            watch.notes.append(f"{name}, {label}, {what}, batch {batch:,}: FAILED, {run}")
+            watch.notes.append(f"{name}, {mode}, {label}, {what}, batch {batch:,}: FAILED, {run}")
     return {key: run for key, run in built.items() if not isinstance(run, str)}
 
 
@@ -442,6 +499,8 @@ def tasks(quick: bool, device: str | None = None) -> list[Task]:
             "batches": (256,) if small else (256, 4096, 65_536),
             "device": device,
             "quick": small,
+            # A second one of TorchRL's, where there is memory to spare.
+            "same_fields": item == "row" and n <= 10**6,
             # It stops by itself some seconds before it would be stopped.
             "stop_after": SECONDS * seconds / whole - 15,
             "seconds": SECONDS * seconds / whole,
@@ -451,55 +510,11 @@ def tasks(quick: bool, device: str | None = None) -> list[Task]:
     ]
 
 
-def tables(records: list[Record]) -> list[str]:
-    """The figures, as lines of Markdown."""
-    found: dict[Any, dict[str, Record]] = {}
-    for r in records:
-        if "us" in r:
-            key = (r["what"], r["item"], r["prioritized"], r["n"], r["batch"])
-            found.setdefault(key, {})[r["peer"]] = r
-
-    def start(item: str, prioritized: bool, n: int, batch: int) -> list[str]:
-        kind = "prioritised" if prioritized else "uniform"
-        return [THINGS[item], kind, f"{n:,}", f"{batch:,}"]
-
-    lines: list[str] = []
-    head = ["rows", "buffer", "N", "batch"]
-    for what, names in ((STEP, (FBUF, FLASHBAX)), (HANDED, (FBUF, TORCHRL))):
-        body = []
-        for (which, *key), by_peer in found.items():
-            if which == what:
-                times = [by_peer[n]["us"] if n in by_peer else None for n in names]
-                body.append([*start(*key), *(report.beside(t, times[0]) for t in times)])
-        title = f"{what[0].upper()}{what[1:]}: microseconds (and times fbuf's)"
-        lines += report.section(title, [*head, *names], body)
-    body = []
-    for (which, *key), by_peer in found.items():
-        if which == GATHER:
-            cells = [
-                f"{by_peer[n]['us']:,.1f} ({by_peer[n]['share']:.0%})" if n in by_peer else "-"
-                for n in (FBUF, FLASHBAX)
-            ]
-            size = f"{next(iter(by_peer.values()))['bytes'] / 2e6:,.2f}"
-            body.append([*start(*key), size, *cells])
-    title = "Row gather: microseconds (and share of the rate of a copy)"
-    lines += [*report.section(title, [*head, "MB", FBUF, FLASHBAX], body), ""]
-    for r in records:
-        if r["what"] == "copy":
-            rate = f"{r['bytes_per_second'] / 1e9:,.1f} GB/s"
-            lines.append(f"- a large copy, beside {THINGS[r['item']]}: {rate} read and written")
-        if r["what"] == "rows":
-            kind = "prioritised" if r["prioritized"] else "uniform"
-            verdict = "all as written" if r["right"] else "WRONG ROWS"
-            things = f"{THINGS[r['item']]}, {kind}, N = {r['n']:,}"
-            lines.append(f"- {things}: {r['drawn']:,} rows drawn, {verdict}")
-    return lines
-
-
 if __name__ == "__main__":
     report.script(
         title="fbuf and its peers on a GPU",
         packages=("fbuf", "jax", "jaxlib", "flashbax", "torch", "torchrl"),
-        keys=("item", "n", "prioritized", "batch", "what", "peer"),
+        keys=("item", "n", "prioritized", "batch", "what", "peer", "mode"),
+        figures=("us", "returned_us"),
         device=device_name,
     )
