@@ -203,22 +203,29 @@ def write(
     sections: list[str],
     how: str,
     picture: pathlib.Path | None = None,
+    shown: bool = True,
 ) -> None:
-    """Print a report, and write it and its figures."""
+    """Print a report if it is to be shown, and write it and its figures."""
     command = f"python -m {module}"
     lines = [f"# {title}", "", f"`{command}`. {listed(about)}", ""]
     if picture:
         lines += [f"![{title}]({picture.name})", ""]
     lines += sections
     lines += ["", "## How it was measured", "", *how.split("\n\n", 3)[3].strip().splitlines()]
-    save(name_of(module), folder, {"command": command, **about}, records, lines)
+    save(name_of(module), folder, {"command": command, **about}, records, lines, shown)
 
 
 def save(
-    name: str, folder: pathlib.Path, about: dict[str, str], records: list[Record], lines: list[str]
+    name: str,
+    folder: pathlib.Path,
+    about: dict[str, str],
+    records: list[Record],
+    lines: list[str],
+    shown: bool = True,
 ) -> None:
-    """Print lines of Markdown, and write them and the figures that they are made of."""
-    print("\n".join(lines))
+    """Write lines of Markdown, which are shown too, and the figures that they are made of."""
+    if shown:
+        print("\n".join(lines))
     folder.mkdir(parents=True, exist_ok=True)
     found = {"about": about, "records": records}
     (folder / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")

@@ -23,12 +23,12 @@ class Call:
 
     Attributes:
         run: The call. It gets what `before` returns.
-        settle: Waits until all that was asked for is done.
+        settle: Waits until all that was asked for is done; it gets the result of `run`.
         before: Makes ready; it is not timed.
     """
 
     run: Callable[[Any], Any]
-    settle: Callable[[], None]
+    settle: Callable[[Any], None]
     before: Callable[[], Any] = lambda: None
 
 
@@ -51,11 +51,11 @@ def times_of(call: Call) -> Times:
     """Time one call."""
     clock = time.perf_counter
     given = call.before()
-    call.settle()
+    call.settle(given)
     begun = clock()
     result = call.run(given)
     returned = clock()
-    call.settle()
+    call.settle(result)
     done = clock()
     del result
     return Times(*((t * 1e6) for t in (returned - begun, done - begun, clock() - done)))
@@ -116,7 +116,7 @@ def of_fbuf(
     def update(drawn: Any) -> None:
         buffer.update_priority(drawn.ids, priority)
 
-    def settle() -> None:
+    def settle(_: Any) -> None:
         settled(device, lambda: buffer.state)
 
     calls = {
@@ -149,7 +149,7 @@ def of_torchrl(
     def update(drawn: Any) -> None:
         buffer.update_priority(drawn[1]["index"], priority)
 
-    def settle() -> None:
+    def settle(_: Any) -> None:
         settled(device)
 
     calls = {
@@ -187,8 +187,7 @@ def numbers_of_fields(
         if name in failed:
             continue
         try:
-            call.run(call.before())
-            call.settle()
+            times_of(call)
             numbers[what, name] = fields(calls[SAMPLE, name].run(None))
         except Exception as error:  # the others are measured all the same
             failed.add(name)
