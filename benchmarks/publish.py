@@ -66,6 +66,7 @@ REPORTS = (
     "forms",
     "forms_gpu",
     "gpu_speed",
+    "gpu_parts",
     "large",
     "row_access",
     "tree_shapes",

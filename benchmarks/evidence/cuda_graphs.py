@@ -133,7 +133,7 @@ def captured(jax: str, step: str, kernels: dict[str, int], log: str) -> Captured
         jax: The version of JAX.
         step: The name of the step.
         kernels: How often a step launches each kernel.
-        log: What XLA has logged meanwhile.
+        log: The log of XLA meanwhile.
     """
     # Around the loop there may be a graph, too: of copies, which have no name, or of other kernels.
     graphs = [one for one in graphs_of(log) if not kernels.keys().isdisjoint(one.names)]

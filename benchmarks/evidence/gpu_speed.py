@@ -319,7 +319,7 @@ def measure_kind(
 def time_calls(
     task: Task, kind: Record, able: dict[str, Any], boxes: dict[str, Box], watch: Stopwatch
 ) -> None:
-    """Time the buffers that users of PyTorch hold. That of fbuf takes the state over for a time."""
+    """Time the buffers that users of PyTorch hold; fbuf's takes the state over meanwhile."""
     import jax
     from fbuf_adapters.pytorch import ReplayBuffer
 

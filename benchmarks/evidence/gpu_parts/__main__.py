@@ -3,16 +3,17 @@
     python -m benchmarks.evidence.gpu_parts                 at most nine minutes, on a GPU
     python -m benchmarks.evidence.gpu_parts --only M1 M6    some of them
     python -m benchmarks.evidence.gpu_parts --cpu           a trial of the script itself, small
-
-It needs fbuf, flashbax, TorchRL, and JAX and PyTorch that both find the GPU. Without a GPU it says
-so in one line, and exits with 0. On a GPU that is lent for a while, nothing of it is there; take
-the versions of the published figures of a GPU, and keep what is in `out`:
     pip install "jax[cuda12]==0.11.2" torch==2.11.0 torchrl==0.14.1 flashbax==0.1.3 chex tqdm
     PYTHONPATH=.:adapters python -m benchmarks.evidence.gpu_parts --results out
 
-Each case is a process of its own with a time limit, for modes may be those of a process, and some
-cases may end it. What decides most comes first. Nothing begins that could not end in time, and the
-report is written after every case.
+It needs fbuf, flashbax, TorchRL, and JAX and PyTorch that both find the GPU. Without a GPU it says
+so in one line, and exits with 0. On a GPU that is lent for a while nothing is installed: the last
+two commands are for it. Their versions are those of the published figures of a GPU. Keep `out`,
+also if the time was up before the end.
+
+Each case is a process of its own, with a time limit: a mode may be of a process, and a case may
+end it. The cases that decide most come first. None begins that could not end in time, and the
+report is written after each.
 
 - Figures are microseconds, and medians over rounds in which the variants take turns. "returned" is
   until a call has returned: time of the host. "done" is until its results are there, too, and
@@ -48,7 +49,7 @@ SECONDS = 9 * 60
 LEAST = 20
 """Seconds without which no case begins."""
 TRIAL = 8
-"""How many times longer a case may take in a trial: of two cores, maybe of a busy machine."""
+"""In a trial a case may take so many times longer: a CPU may have few cores, and be busy."""
 CASES = {
     "M10": Case(xla_alone.nodes, 35),
     "M1": Case(xla_alone.call_alone, 30),
@@ -66,13 +67,13 @@ CASES = {
     "M7": Case(scans.trees, 45),
     "M9": Case(memory.ring, 25),
 }
-"""What to measure, in the order of what it decides."""
+"""The cases; those that decide most come first."""
 LEFT = "left, no time"
 
 
 @dataclasses.dataclass
 class Found:
-    """What came of a case: how it ended, after how many seconds, its records and last words."""
+    """The end of a case: its name, how and after how many seconds it ended, and all it printed."""
 
     case: str
     status: str = LEFT

@@ -105,7 +105,7 @@ def scans(
             return error
         return scan_call(program, box, jax.tree.map(lambda leaf: leaf.copy(), rest), inputs)
 
-    # What decides most comes first: the rest may be left out.
+    # The modes that decide most come first: the rest may be left out.
     keys = [(variant, mode) for mode in modes for variant in lowered]
     with concurrent.futures.ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         programs = dict(zip(keys, pool.map(build, keys), strict=True))
