@@ -352,7 +352,11 @@ def time_calls(
                 }
             )  # fmt: skip
         if FBUF in boxes:
-            boxes[FBUF].state = ours.state
+            try:
+                boxes[FBUF].state = ours.state
+            except RuntimeError as error:  # lost with a call that had no memory
+                watch.notes.append(f"{FBUF}, {label}: {brief(error)}")
+                del boxes[FBUF]
 
 
 def by_name(name: str, calls: dict[str, gpu_calls.Call]) -> dict[tuple[str, str], gpu_calls.Call]:
