@@ -28,7 +28,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from benchmarks import report
-from benchmarks.harness import ROOT
+from benchmarks.harness import ROOT, Record
 
 CONCURRENT = {"xla_gpu_command_buffer_scheduling_mode": "CONCURRENT"}
 LOGGED = "command_buffer_conversion_pass=3,command_executor=5,execution_graph=5"
@@ -111,7 +111,7 @@ class Captured:
         jax: The version of JAX.
         step: The name of the step.
         kernels: How many kernels a step launches.
-        graphs: The nodes of each graph of the step.
+        graphs: The graphs of the step.
         nodes: How many nodes all graphs have.
         chain: The longest chain of each graph, added up, and the kernels that are in none.
         missed: The bars that were missed.
@@ -120,10 +120,16 @@ class Captured:
     jax: str
     step: str
     kernels: int
-    graphs: list[list[dict[str, Any]]]
+    graphs: list[Graph]
     nodes: int
     chain: int
     missed: list[str]
+
+    def record(self) -> Record:
+        """Return the figures, without each node."""
+        sizes = [{"nodes": len(one.names), "chain": max(one.depths())} for one in self.graphs]
+        fields = dataclasses.fields(self)
+        return {field.name: getattr(self, field.name) for field in fields} | {"graphs": sizes}
 
 
 def captured(jax: str, step: str, kernels: dict[str, int], log: str) -> Captured:
@@ -141,14 +147,7 @@ def captured(jax: str, step: str, kernels: dict[str, int], log: str) -> Captured
     chain = sum(max(one.depths()) for one in graphs) + max(0, launched - nodes)
     most = bar_of(jax, step)
     missed = [] if most is None or chain <= most else [f"a chain of {chain}, at most {most} wanted"]
-    listed = [
-        [
-            {"name": name, "depth": depth, "after": after}
-            for name, depth, after in zip(one.names, one.depths(), one.after, strict=True)
-        ]
-        for one in graphs
-    ]
-    return Captured(jax, step, launched, listed, nodes, chain, missed)
+    return Captured(jax, step, launched, graphs, nodes, chain, missed)
 
 
 def bar_of(jax: str, step: str) -> int | None:
@@ -283,8 +282,10 @@ def main() -> None:
     found = found_by_all(options.also)
     for one in found if options.nodes else ():
         print(f"{one.jax}, {one.step}:")
-        for number, node in enumerate(node for graph in one.graphs for node in graph):
-            print(f"  {number} {node['name']}: depth {node['depth']}, after {node['after']}")
+        for graph in one.graphs:
+            nodes = zip(graph.names, graph.depths(), graph.after, strict=True)
+            for number, (name, depth, after) in enumerate(nodes):
+                print(f"  {number} {name}: depth {depth}, after {after}")
     print("\n".join(table(found)))
     gpu_build.end(missed(found))
 

@@ -672,7 +672,7 @@ def main() -> None:
             for k in row.launches:
                 print(f"  {k.times} x {k.name}: {k.result}")
                 print(f"      {k.operations}\n      {k.functions}")
-    records = [dataclasses.asdict(row) for row in (*rows, *graphs)]
+    records = [*map(dataclasses.asdict, rows), *(one.record() for one in graphs)]
     sections = [*table(rows), *wishes(rows)]
     sections += ["", "## CUDA graphs of the steps in scan", "", *cuda_graphs.table(graphs)]
     title = "The GPU build"

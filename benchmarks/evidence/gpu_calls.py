@@ -90,7 +90,7 @@ def tensors(item: Mapping[str, Any], count: int, device: str) -> dict[str, Any]:
     from benchmarks import peers
 
     rows = peers.random_rows(item, count, seed=4)
-    return {name: torch.from_numpy(leaf).to(device) for name, leaf in rows.items()}
+    return {name: torch.tensor(leaf, device=device) for name, leaf in rows.items()}
 
 
 def errors(batch: int, device: str) -> Any:
