@@ -37,18 +37,18 @@ CAPACITY = 10**6
 """The rows of the buffers of `gpu_speed` whose steps are read."""
 VERSIONS = "0.10.1", "0.11.2"
 CHAINS: dict[str, tuple[int, int]] = {
-    "Uniform": (11, 11),
-    "Prioritized": (21, 20),
-    "Uniform(window=4)": (12, 12),
-    "Prioritized(window=4)": (23, 23),
+    "Uniform": (10, 10),
+    "Prioritized": (20, 19),
+    "Uniform(window=4)": (11, 11),
+    "Prioritized(window=4)": (22, 22),
     "Uniform(window=4, by='episode')": (18, 18),
-    "Prioritized(floor=1.0)": (20, 20),
-    "Grouped(field='done', groups=2)": (17, 17),
-    "FreshFirst": (12, 12),
+    "Prioritized(floor=1.0)": (19, 19),
+    "Grouped(field='done', groups=2)": (16, 16),
+    "FreshFirst": (11, 11),
     "FreshFirst(sampler=Prioritized)": (19, 20),
     "Limited(max_uses=4)": (18, 18),
     "Limited(sampler=Prioritized, max_uses=4, max_age=524288, version='version')": (54, 53),
-    "fbuf uniform, as in gpu_speed": (8, 8),
+    "fbuf uniform, as in gpu_speed": (6, 6),
     "fbuf prioritised, as in gpu_speed": (20, 19),
 }
 """The bars: the longest chain that a step may have, with each of `VERSIONS` of JAX."""
