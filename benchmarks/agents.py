@@ -11,8 +11,8 @@ transitions. The library of the buffer is all that differs.
 
 - "Every iteration": there is no `lax.cond`, and every iteration learns.
 - "In cond": one of 4 iterations learns. The whole of it (draw, gradient, new priorities) is inside
-  `lax.cond`, as in purejaxrl. A prioritised buffer then goes through the branch, and XLA copies
-  what it cannot show to be unchanged.
+  `lax.cond`, as in purejaxrl. A prioritised buffer then goes through the branch: XLA copies all of
+  flashbax's tree, and nothing of fbuf's.
 - "Outside": one of 4 iterations learns, but every iteration draws a batch and updates priorities,
   if only with what they were. The gradient alone is inside `lax.cond`. fbuf is given a mask;
   flashbax has none, and is given the old priorities, found from the probabilities.
