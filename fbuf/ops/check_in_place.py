@@ -144,8 +144,8 @@ def _are_donated(args: tuple[Any, ...], kwargs: dict[str, Any], infos: Any) -> l
     leaves = [[info.donated for info in jax.tree.leaves(buffer)] for buffer in buffers_in(infos)]
     if all(len({*of_buffer}) < 2 for of_buffer in leaves):
         return [all(of_buffer) for of_buffer in leaves]
-    # An argument is donated as a whole. Of `jax.pmap` JAX takes the numbers of arguments for those
-    # of leaves.
+    # An argument is donated as a whole. JAX takes the numbers that `jax.pmap` is given for those of
+    # leaves.
     named = {number for number, info in enumerate(jax.tree.leaves(infos)) if info.donated}
     of_args = [number in named for number, given in enumerate(args) for _ in buffers_in(given)]
     return of_args + [False for _ in buffers_in(kwargs)]

@@ -249,9 +249,9 @@ MUTANTS = [
     ),
     *of(
         "storage/ring.py",
-        ("alike = not (batched[0] or batched[2])", "alike = not batched[0]", "seeds", ("test_seeds.py", "counted")),
-        ("alike = not (batched[0] or batched[2])", "alike = not batched[2]", "seeds", ("test_seeds.py", "counted")),
-        ("alike = not (batched[0] or batched[2])", "alike = False", "seeds", ("test_seeds.py", "condition")),
+        ("if batched[0] or batched[2]:", "if batched[0]:", "seeds", ("test_seeds.py", "counted")),
+        ("if batched[0] or batched[2]:", "if batched[2]:", "seeds", ("test_seeds.py", "counted")),
+        ("if batched[0] or batched[2]:", "if True:", "seeds", ("test_seeds.py", "condition")),
     ),
     *of(
         "samplers/prioritized.py",
@@ -372,7 +372,8 @@ MUTANTS = [
         ("    refuse_copies(written_whole(program, arrays), names, note)\n", "", "order", CAUSES),
         ("    _refuse_lost(program.not_in_place(kept), names, note)\n", "", "order", ("test_check_in_place.py", "no_result_takes")),
         ("(lowered.out_info)) > sum(donated)", "(lowered.out_info)) > len(donated)", "order", ("test_check_in_place.py", "cannot_read or only_read")),
-        ("    return all(info.donated for", "    return all(True for", "order", ("test_check_in_place.py", "cannot_read or only_read")),
+        ("return [all(of_buffer) for", "return [True for", "order", ("test_check_in_place.py", "cannot_read or only_read")),
+        ("[number in named for number", "[number == 0 for number", "order", ("test_check_in_place_pmap.py", "")),
         ("    if any(map(is_small, buffers)):\n", "    if False:\n", "order", CAUSES),
         ("    if not any(map(large_arrays, buffers)):\n", "    if False:\n", "order", ("test_check_in_place.py", "one_capacity")),
     ),
