@@ -428,7 +428,7 @@ def _fewer(removed: jax.Array, gone: jax.Array, slots: jax.Array) -> jax.Array:
     """Return a count of removed rows less those that were overwritten in these slots."""
     gone = gone.astype(jnp.int32)
     if gone.shape[0] > _FEW:
-        return removed - jnp.sum(gone)
+        return removed - jnp.sum(gone, dtype=jnp.int32)
     # Written out it is one kernel on a GPU: a sum is a kernel of its own.
     return functools.reduce(
         lax.sub,

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import fbuf
 from fbuf.storage import store
 from fbuf.storage.ring import Ring
 
@@ -140,3 +141,13 @@ def test_many_rows_are_packed_in_parts_and_come_back():
     assert read["b"].sum() == count - 3
     if jax.default_backend() == "cpu":
         assert program.memory_analysis().temp_size_in_bytes < rows["a"].nbytes / 2
+
+
+@pytest.mark.parametrize("count", [3, 100])
+def test_a_count_of_removed_rows_stays_int32_where_x64_is_on(count):
+    with jax.enable_x64(True):
+        state = fbuf.init(jnp.zeros(2, jnp.float32), 256)
+        rows = jnp.ones((count, 2), jnp.float32)
+        add = lambda state, _: (fbuf.add(state, rows), None)
+        state = jax.jit(lambda state: jax.lax.scan(add, state, None, 3)[0])(state)
+    assert state.ring.removed.dtype == jnp.int32
