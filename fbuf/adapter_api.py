@@ -5,7 +5,7 @@ core may change all other names. These names are for adapters, not for programs:
 from one version to the next, together with the adapters of this repository.
 """
 
-from fbuf.checkpoint.config import unknown_item
+from fbuf.checkpoint.config import made_with, unknown_item
 from fbuf.checkpoint.files import make_folder
 from fbuf.checkpoint.files import write as write_files
 from fbuf.checkpoint.free_space import explained as explain_full_disk
@@ -104,6 +104,7 @@ __all__ = [
     "foreign_files",
     "free_for_ends",
     "local_path",
+    "made_with",
     "make_folder",
     "nowhere",
     "object_in_words",

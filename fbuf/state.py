@@ -98,7 +98,8 @@ def _described(state: State[Any]) -> list[str]:
         return ["consumed"]
     rows = "?"
     if not traced and cursor.ndim == 2:
-        rows = str(int(jax.device_get(cursor)[2].sum()) - int(state.ring.removed))
+        removed = state.ring.removed
+        rows = str(int(jax.device_get(cursor)[2].sum()) - (0 if removed is None else int(removed)))
     words = [type(state.sampler).__name__, f"{rows} of {state.capacity} rows"]
     if state.ring.num_envs is not None:
         words.append(f"{state.ring.num_envs} environments")

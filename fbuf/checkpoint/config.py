@@ -25,6 +25,21 @@ _SAMPLERS: dict[str, type[Sampler]] = {
 """The samplers of `fbuf`, by name."""
 
 
+_ARGUMENTS = frozenset(
+    [
+        "item",
+        "capacity",
+        "sampler",
+        "num_envs",
+        "lockstep",
+        "autoreset",
+        "next_of",
+        "max_ends",
+        "removable",
+    ]
+)
+"""The arguments of `fbuf.init`."""
+
 _UNKNOWN = "not known yet"
 
 
@@ -54,17 +69,25 @@ def item_data(item: Any) -> Data:
     return tree_json.encode(item, lambda leaf: tree_json.array(leaf.shape, leaf.dtype))
 
 
-def described(state: State[Any]) -> Data:
-    """Return the arguments that make an empty buffer like this one."""
+def made_with(state: State[Any]) -> dict[str, Any]:
+    """Return the arguments that make an empty buffer like this one, without the item."""
     ring, kept = state.ring, state.next_obs
     return {
-        "item": item_data(state.storage.item),
         "capacity": state.capacity,
+        "sampler": state.sampler,
         "num_envs": ring.num_envs,
         "lockstep": ring.lockstep,
         "autoreset": ring.autoreset,
         "next_of": None if kept is None else kept.field,
-        "max_ends": None if kept is None else kept.owner.shape[0] - ring.lanes,
+        "max_ends": None if kept is None else kept.owner.shape[-1] - ring.lanes,
+        "removable": ring.removable,
+    }
+
+
+def described(state: State[Any]) -> Data:
+    """Return the arguments that make an empty buffer like this one, as JSON."""
+    return made_with(state) | {
+        "item": item_data(state.storage.item),
         "sampler": sampler_data(state.sampler),
     }
 
@@ -77,19 +100,21 @@ def arguments(data: Data, item: Any, sampler: Sampler | None) -> dict[str, Any]:
         item: An example of an item, or None to make one.
         sampler: The sampler, or None to make one.
     """
-    names = "capacity", "num_envs", "lockstep", "autoreset", "next_of", "max_ends"
-    if not isinstance(data, dict) or not {*names, "item", "sampler"} <= data.keys():
+    if not isinstance(data, dict) or not data.keys() >= _ARGUMENTS:
         raise CheckpointError("fbuf.load: the manifest does not say what the buffer was made with")
     return {
-        **{name: data[name] for name in names},
+        **{name: data[name] for name in _ARGUMENTS},
         "item": _item(data["item"], item),
         "sampler": _sampler(data["sampler"], sampler),
     }
 
 
 def as_today(data: Data) -> Data:
-    """Return the result of an older `described` with the options that samplers have had since."""
-    if not isinstance(data, dict) or not is_known(data.get("sampler")):
+    """Return the result of an older `described` with the options that there have been since."""
+    if not isinstance(data, dict):
+        return data
+    data = {"removable": True, **data}
+    if not is_known(data.get("sampler")):
         return data
     return {**data, "sampler": _with_new_options(data["sampler"])}
 

@@ -99,6 +99,7 @@ def _expected(tree: Any, rows: tuple[int, ...], kept: int, widest: int) -> dict[
         follow=old.open is not None,
         shards=old.shards,
         places=old.writes is not None,
+        removable=old.removable,
     )
     ring, index = jax.eval_shape(lambda: (made := make(), state.sampler.init(made)))
     parts: dict[str, Any] = {

@@ -62,6 +62,7 @@ class HostStore(Generic[Item]):
         lockstep: As for `fbuf.init`.
         next_of: As for `fbuf.init`. These next observations lie on the host, too.
         max_ends: As for `fbuf.init`.
+        removable: As for `fbuf.init`.
         files: A directory on a disk that the rows are to lie on, for a buffer larger than host
             memory. The disk has to have room for all of them. They are working memory, gone when
             the process ends: to keep the rows, `save`. None is host memory.
@@ -95,10 +96,12 @@ class HostStore(Generic[Item]):
         lockstep: bool = True,
         next_of: str | None = None,
         max_ends: int | None = None,
+        removable: bool = True,
         files: str | os.PathLike[str] | None = None,
     ) -> None:
         """See the class."""
-        spec = BufferSpec(capacity, sampler, num_envs, autoreset, lockstep, next_of, max_ends)
+        given = capacity, sampler, num_envs, autoreset, lockstep, next_of, max_ends, removable
+        spec = BufferSpec(*given)
         parse.item_specs("init", item)
         check_free_memory(spec, item, files=files is not None)
         index = programs.init(item, spec)

@@ -41,6 +41,7 @@ def init(
     lockstep: bool = True,
     next_of: str | None = None,
     max_ends: int | None = None,
+    removable: bool = True,
 ) -> ShardedState[Item]:
     """Make an empty buffer over a mesh: one buffer, whose rows lie on many devices.
 
@@ -66,6 +67,7 @@ def init(
         lockstep: As for `fbuf.init`.
         next_of: As for `fbuf.init`.
         max_ends: As for `fbuf.init`, in all shards together.
+        removable: As for `fbuf.init`.
 
     Returns:
         An empty buffer. Its arrays lie on the mesh.
@@ -100,7 +102,8 @@ def init(
     _require_planned(sampler, capacity)
     # The other checks are those of a plain buffer.
     specs, each, here = parse.item_specs("init", item), capacity // shards, shards // devices
-    make = maker(specs, each, envs, sampler, autoreset, lockstep, next_of, max_ends, shards)
+    options = envs, sampler, autoreset, lockstep, next_of, max_ends, shards
+    make = maker(specs, each, *options, removable=removable)
     one = jax.eval_shape(lambda: make(each))
     _refuse_empty(one.storage.item)
     check_room(name, mesh, sizes.nbytes(one) * here)

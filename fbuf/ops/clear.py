@@ -45,6 +45,7 @@ def clear(state: State[Item], *, donate: bool = True) -> State[Item]:
     new = rings.empty(
         *(ring.capacity, ring.num_envs, ring.lockstep, ring.autoreset, follow, ring.shards),
         places=ring.writes is not None,
+        removable=ring.removable,
     )
     # Both go together, so that the new index takes the memory of the old one. Else jit drops that.
     _, index = lax.optimization_barrier(

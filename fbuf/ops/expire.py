@@ -66,5 +66,5 @@ def with_versions(function: str, state: State[Any]) -> None:
 def without_older(state: State[Item], version: chex.Array | int) -> State[Item]:
     """Retire the rows of lower versions."""
     sampler, index = limited_of("expire", state)
-    lowest = tie(jnp.asarray(version, jnp.int32), state.ring.removed)
+    lowest = tie(jnp.asarray(version, jnp.int32), state.fault)
     return dataclasses.replace(state, index=sampler.expired(index, state.ring, lowest))

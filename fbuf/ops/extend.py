@@ -102,6 +102,7 @@ def _extend(states: tuple[State[Item], State[Item]]) -> State[Item]:
     state, other = states
     _check_rows(state, other)
     source = _source(state, other)
+    _check_holes(state, other, source)
     ring, steps = state.ring, source.steps()
     if state.sampler.is_queue and other.sampler.is_queue:
         steps = unread_of_lanes(other)
@@ -164,6 +165,24 @@ def _source(state: State[Any], other: State[Any]) -> Source:
         )
     order, _, count = whole_episodes(its)
     return in_one_lane(other, order, count)
+
+
+def _check_holes(state: State[Any], other: State[Any], source: Source) -> None:
+    """Refuse rows some of which may be removed, where none can be."""
+    if state.ring.removable:
+        return
+    instead = "make state with fbuf.init(..., removable=True)"
+    if other.ring.removable:
+        raise ValueError(
+            "fbuf.extend: state was made with removable=False, and other may have removed rows; "
+            f"make both with removable=False, or {instead}"
+        )
+    if isinstance(source, Dealt) and source.together:
+        raise ValueError(
+            f"fbuf.extend: state has {state.ring.lanes} environments that step together, and other "
+            f"has {other.ring.lanes}. Slots before shorter parts would count as removed, and state "
+            f"was made with removable=False; {instead}"
+        )
 
 
 def _check_rows(state: State[Any], other: State[Any]) -> None:

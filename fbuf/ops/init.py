@@ -40,6 +40,7 @@ def init(
     lockstep: bool = True,
     next_of: str | None = None,
     max_ends: int | None = None,
+    removable: bool = True,
 ) -> State[Item]:
     """Make an empty buffer.
 
@@ -74,6 +75,10 @@ def init(
             following row has it. None is a sixteenth of the capacity, or up to a quarter where that
             takes less than 1 MiB. The fault `LOST_NEXT` says that the number was too small. With
             `lockstep=False` every environment has an equal share.
+        removable: Whether rows can be removed. With False every call costs less, most of all
+            `fbuf.add`. `fbuf.remove` then refuses the buffer, and so does `fbuf.extend` where
+            `other` may have removed rows. `autoreset="next_step"` needs True: it removes the rows
+            of resets.
 
     Returns:
         An empty buffer.
@@ -97,7 +102,8 @@ def init(
     flax.register(State)
     capacity = check.integer("init", "capacity", capacity, check.LARGEST_CAPACITY)
     specs = parse.item_specs("init", item)
-    make = maker(specs, capacity, num_envs, sampler, autoreset, lockstep, next_of, max_ends)
+    options = num_envs, sampler, autoreset, lockstep, next_of, max_ends
+    make = maker(specs, capacity, *options, removable=removable)
     with allocating():
         check_room("init", specs, capacity, (num_envs or 1) * sampler.stride, make)
         return settled(varying(make(capacity)))
@@ -113,6 +119,8 @@ def maker(
     next_of: str | None,
     max_ends: int | None,
     shards: int = 1,
+    *,
+    removable: bool,
 ) -> Callable[..., State[Any]]:
     """Check options of `init`, and return a function that makes such a buffer.
 
@@ -132,6 +140,11 @@ def maker(
             f"fbuf.init: {type(sampler).__name__} knows no steps of environments; leave out the "
             'rows of resets by mask, and autoreset="next_step"'
         )
+    if not check.boolean("init", "removable", removable) and autoreset == "next_step":
+        raise ValueError(
+            'fbuf.init: autoreset="next_step" removes the rows of resets, and removable is False; '
+            "leave removable out"
+        )
     if max_ends is not None:
         if next_of is None:
             raise ValueError(
@@ -146,6 +159,7 @@ def maker(
         ring = rings.empty(
             *(capacity, num_envs, lockstep, autoreset, follow, shards, places),
             tag=tags.new() if tag is None else tag,
+            removable=removable,
         )
         return of_ring(specs, ring, sampler, next_of, max_ends)
 
@@ -178,7 +192,8 @@ def empty_like(
     lockstep = old.lockstep or num_envs is None
     follow, tag = old.open is not None, old.tag[0] if tag is None else tag
     places = old.writes is not None
-    ring = rings.empty(capacity, num_envs, lockstep, old.autoreset, follow, shards, places, tag)
+    options = num_envs, lockstep, old.autoreset, follow, shards, places, tag
+    ring = rings.empty(capacity, *options, removable=old.removable)
     next_of, ends = (None, None) if kept is None else (kept.field, max_ends)
     return of_ring(state.storage.item, ring, state.sampler, next_of, ends)
 

@@ -213,7 +213,9 @@ def appended(
         return _without_removed(new, sources, turn * steps, steps, kept, taken)
 
     new = lax.fori_loop(jnp.int32(0), jnp.int32(turns), moved, new)
-    any_removed = sum(of.state.ring.removed for of in sources) > 0
+    if not new.ring.removable:
+        return new
+    any_removed = sum(of.state.ring.count() - of.state.ring.live() for of in sources) > 0
     for of in sources:
         if isinstance(of, Dealt) and of.together:
             any_removed |= of.size.min() < of.size.max()

@@ -50,7 +50,8 @@ def remove(
         The buffer without the rows.
 
     Raises:
-        ValueError: When traced, if a shape does not fit, or if `ids` is empty.
+        ValueError: When traced, if a shape does not fit, or if `ids` is empty. Also if the buffer
+            was made with `removable=False`.
         TypeError: When traced, if `ids` is not a `fbuf.Ids`, or if `mask` or `episodes` is not
             bool.
         RuntimeError: If `state` has been consumed.
@@ -76,6 +77,11 @@ def remove(
         >>> int(fbuf.size(state))  # the first episode, of three rows, is gone
         1
     """
+    if not state.ring.removable:
+        raise ValueError(
+            "fbuf.remove: this buffer was made with removable=False; make it with "
+            "fbuf.init(..., removable=True)"
+        )
     if episodes:
         refuse("remove(episodes=True)", state.sampler)
     slots, faults, _ = named("remove", state, ids, mask)

@@ -22,6 +22,7 @@ class BufferSpec:
     lockstep: bool = True
     next_of: str | None = None
     max_ends: int | None = None
+    removable: bool = True
 
     @property
     def options(self) -> dict[str, Any]:

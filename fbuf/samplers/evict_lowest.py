@@ -153,7 +153,7 @@ class EvictLowest(  # pyright: ignore[reportIncompatibleVariableOverride]
             has_room, any_free = stored < ring.capacity, start_index.total(free, ring) > 0
             behind = jnp.where(newest + 1 < ring.capacity, newest + 1, 0)
             lowest, least = smallest(tree, behind)
-            hole = bit_tree.select(free.bits, varying(jnp.zeros(1, jnp.int32), stored))[0]
+            hole = bit_tree.select(free.tree, varying(jnp.zeros(1, jnp.int32), stored))[0]
             slot = jnp.where(has_room, stored, jnp.where(any_free, hole, lowest))
             kept = meant & (has_room | any_free | (value >= least))
             fills = kept & ~has_room & any_free
@@ -200,7 +200,7 @@ class EvictLowest(  # pyright: ignore[reportIncompatibleVariableOverride]
         priorities = self.sampler.remove(index.priorities, ring, slots)
         freed, total = (slots < ring.capacity).astype(jnp.int32), index.free.total
         assert total is not None
-        bits = bit_tree.change(index.free.bits, ring.clamp(slots), freed)
+        bits = bit_tree.change(index.free.tree, ring.clamp(slots), freed)
         free = StartIndex(bits, total + starts.int32_sum(freed))
         return dataclasses.replace(index, priorities=priorities, free=free)
 

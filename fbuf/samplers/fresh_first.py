@@ -19,6 +19,7 @@ from fbuf.samplers.start_index import StartIndex
 from fbuf.samplers.uniform import Uniform
 from fbuf.samplers.wrapper import Wrapper
 from fbuf.storage.ring import Ring, Span
+from fbuf.trees import bit_tree
 from fbuf.xla.across import largest
 
 _TURN = 3
@@ -277,9 +278,9 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
         for earlier, found, there in starts.of_moved_rows(ring, slots, window):
             # A stride may begin at other steps now. A start then stands for the last old one.
             into = (old_slots // old.lanes - earlier) % other.stride
-            before = (old_slots - (earlier + into) * old.lanes) % old.fresh.bits.capacity
-            waits = start_index.is_start(old.fresh, start_index.place(old.fresh, before, old.lanes))
-            had = start_index.is_start(fresh, start_index.place(fresh, found, ring.lanes)) & ~waits
+            before = (old_slots - (earlier + into) * old.lanes) % old.fresh.tree.capacity
+            waits = bit_tree.read(old.fresh.tree, start_index.place(old.fresh, before, old.lanes))
+            had = start_index.is_start(fresh, ring, found) & ~waits
             fresh = start_index.retire(fresh, ring, jnp.where(had & there, found, ring.capacity))
         return dataclasses.replace(index, fresh=fresh, others=others), faults
 

@@ -55,12 +55,12 @@ def oldest(
     if fresh.by_lane:
         return _oldest_of_lanes(fresh, ring, window, wanted.shape[0])[ranks]
     assert fresh.total is not None
-    before = bit_tree.rank(fresh.bits, ring.head)
+    before = bit_tree.rank(fresh.tree, ring.head)
     begun = None if ring.lanes == 1 else _begun(fresh, ring, window)  # in one lane it is the last
     if begun is not None:
         slots, is_begun = begun
         # A rank behind some of them is higher by their number.
-        own = (bit_tree.rank(fresh.bits, slots) - before) % jnp.maximum(fresh.total, 1)
+        own = (bit_tree.rank(fresh.tree, slots) - before) % jnp.maximum(fresh.total, 1)
         lanes = jnp.arange(ring.lanes, dtype=jnp.int32)
         own = jnp.sort(jnp.where(is_begun, own, _NONE)) - lanes
         ranks += jnp.searchsorted(own, ranks, side="right", method="scan_unrolled").astype(
@@ -69,7 +69,7 @@ def oldest(
     ranks = start_index.around(before, ranks, fresh.total)
     position = jnp.arange(wanted.shape[0], dtype=jnp.int32)
     last = jnp.max(jnp.where(wanted, position + 1, 0))
-    return bit_tree.select_first(fresh.bits, ranks, last)
+    return bit_tree.select_first(fresh.tree, ranks, last)
 
 
 def _begun(fresh: StartIndex, ring: Ring, window: Window) -> tuple[jax.Array, jax.Array] | None:
@@ -85,7 +85,7 @@ def _begun(fresh: StartIndex, ring: Ring, window: Window) -> tuple[jax.Array, ja
     rows = ring.open.position
     newest = ring.clamp(ring.newest())
     slots = ring.later(newest, 1 - jnp.clip(rows, 1, window.length))
-    is_set = bit_tree.read(fresh.bits, start_index.place(fresh, slots, ring.lanes))
+    is_set = bit_tree.read(fresh.tree, start_index.place(fresh, slots, ring.lanes))
     return slots, is_set & (rows > 0) & (rows < window.length)
 
 
@@ -101,7 +101,7 @@ def _oldest_of_lanes(fresh: StartIndex, ring: Ring, window: Window, size: int) -
     blocks = -(-size // block)
     lane = jnp.arange(lanes, dtype=jnp.int32)
     edges = jnp.arange(lanes + 1, dtype=jnp.int32) * length
-    ranks = bit_tree.rank(fresh.bits, jnp.concatenate([edges, edges[:-1] + ring.head]))
+    ranks = bit_tree.rank(fresh.tree, jnp.concatenate([edges, edges[:-1] + ring.head]))
     begin, number, behind = ranks[:lanes], jnp.diff(ranks[: lanes + 1]), ranks[lanes + 1 :]
     begun = _begun(fresh, ring, window)
     there = number if begun is None else number - begun[1].astype(jnp.int32)
@@ -109,7 +109,7 @@ def _oldest_of_lanes(fresh: StartIndex, ring: Ring, window: Window, size: int) -
     def keys(of: jax.Array, nth: jax.Array) -> jax.Array:
         """Return what the n-th oldest starts of lanes are sorted by, `_NONE` if there is none."""
         turned = begin[of] + (behind[of] - begin[of] + nth) % jnp.maximum(number[of], 1)
-        step = bit_tree.select(fresh.bits, turned.reshape(-1)).reshape(of.shape) % length
+        step = bit_tree.select(fresh.tree, turned.reshape(-1)).reshape(of.shape) % length
         age = (step - ring.head[of]) % length  # of a full lane; the oldest first
         return jnp.where(nth < there[of], age * lanes + of, _NONE)
 

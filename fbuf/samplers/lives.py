@@ -78,14 +78,14 @@ def retire(lives: Lives, ring: Ring, slots: jax.Array) -> tuple[Lives, jax.Array
     Returns:
         The lives, and the slots of those that were live until now, `capacity` for others.
     """
-    gone = (slots < ring.capacity) & bit_tree.read(lives.live.bits, ring.clamp(slots))
+    gone = (slots < ring.capacity) & bit_tree.read(lives.live.tree, ring.clamp(slots))
     slots = tie(jnp.where(gone, slots, ring.capacity), gone)
     return dataclasses.replace(lives, live=start_index.retire(lives.live, ring, slots)), slots
 
 
 def may_be_drawn(lives: Lives, slots: jax.Array) -> jax.Array:
     """Return whether starts are live and new enough: bool `[B]`."""
-    live = bit_tree.read(lives.live.bits, slots)
+    live = bit_tree.read(lives.live.tree, slots)
     return live if lives.versions is None else live & versions.may_be_drawn(lives.versions, slots)
 
 
@@ -127,9 +127,9 @@ def moved_starts(
     looked at, too.
     """
     for earlier, start, there in starts.of_moved_rows(ring, slots, window):
-        yield start, there, (old_slots - earlier * old.lanes) % old.live.bits.capacity
+        yield start, there, (old_slots - earlier * old.lanes) % old.live.tree.capacity
 
 
 def is_retired(lives: Lives, slots: jax.Array) -> jax.Array:
     """Return whether slots in range are no live starts: bool `[B]`."""
-    return ~bit_tree.read(lives.live.bits, slots)
+    return ~bit_tree.read(lives.live.tree, slots)

@@ -18,7 +18,7 @@ from fbuf.samplers.protocol import Draw, Sampler, Scalar, Step
 from fbuf.samplers.start_index import StartIndex
 from fbuf.samplers.windows import WindowedSampler
 from fbuf.storage.ring import Ring, Span
-from fbuf.trees import bit_tree, sum_tree
+from fbuf.trees import sum_tree
 
 
 @jax.tree_util.register_dataclass
@@ -304,7 +304,7 @@ class Mixture(WindowedSampler):
         whole = shares.sum()
         odds = self._odds(index, ring, slots)
         likely = _likely(totals, odds, shares / jnp.where(whole > 0, whole, 1))
-        return jnp.where(start_index.is_start(index.starts, slots), likely, 0)
+        return jnp.where(start_index.is_start(index.starts, ring, slots), likely, 0)
 
     def stats(self, index: MixedIndex, ring: Ring) -> dict[str, jax.Array]:
         """Return the figures of the priorities."""
@@ -328,7 +328,7 @@ class Mixture(WindowedSampler):
         stored, head = ring.stored[0], ring.head[0]
         rows = jnp.minimum(stored, self.recent_rows // ring.shards)
         begin = jnp.where(head >= rows, head - rows, head - rows + ring.capacity)
-        edges = bit_tree.rank(index.starts.bits, jnp.stack([begin, head]))
+        edges = start_index.rank(index.starts, jnp.stack([begin, head]))
         before, up_to = edges[0], edges[1]
         wraps = head < rows
         return before, jnp.where(wraps, total - before + up_to, up_to - before)

@@ -200,7 +200,7 @@ class Reservoir(PlacingSampler, PlannedSampler):
 
     def probability(self, index: ReservoirIndex, ring: Ring, slots: jax.Array) -> jax.Array:
         """Return 1 / rows."""
-        return jnp.where(start_index.is_start(index.rows, slots), _likely(ring.live()), 0)
+        return jnp.where(start_index.is_start(index.rows, ring, slots), _likely(ring.live()), 0)
 
     def stats(self, index: ReservoirIndex, ring: Ring) -> dict[str, jax.Array]:
         """Count the rows that were ever added, as float32."""

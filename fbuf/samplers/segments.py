@@ -64,7 +64,7 @@ def add(
         # The start before belongs to the same episode, and was neither removed nor overwritten.
         same = in_episode.position >= length + stride
         stays = in_episode.newer + length - 1 + stride < room
-        joined = jnp.where(same & stays & bit_tree.read(starts.bits, previous), new, 0)
+        joined = jnp.where(same & stays & bit_tree.read(starts.tree, previous), new, 0)
     beheaded, behead = _beheaded(segments, starts, ring, span, window)
     first_gone, last_gone, joined, behead = once((first_gone, last_gone, joined, behead))
     new_firsts = (
@@ -100,7 +100,7 @@ def _beheaded(
     # A start that this add completed has been indexed already.
     complete = rows - 1 - skipped - (window.length - 1) >= added
     where = _lane_by_lane(ring, candidate)
-    is_start = bit_tree.read(starts.bits, candidate)
+    is_start = bit_tree.read(starts.tree, candidate)
     mend = complete & is_start & ~bit_tree.read(segments.firsts, where)
     return where, mend.astype(jnp.int32)
 
@@ -120,8 +120,8 @@ def remove(
     following = ring.later(inside, window.stride)
     previous = ring.later(inside, -window.stride)
     # A lost start in the middle of a segment leaves two segments.
-    begins = (is_one & ~last & bit_tree.read(starts.bits, following)).astype(jnp.int32)
-    ends = (is_one & ~first & bit_tree.read(starts.bits, previous)).astype(jnp.int32)
+    begins = (is_one & ~last & bit_tree.read(starts.tree, following)).astype(jnp.int32)
+    ends = (is_one & ~first & bit_tree.read(starts.tree, previous)).astype(jnp.int32)
     firsts = jnp.concatenate([-first.astype(jnp.int32), begins])
     lasts = jnp.concatenate([-last.astype(jnp.int32), ends])
     follows, precedes = _lane_by_lane(ring, following), _lane_by_lane(ring, previous)
@@ -197,7 +197,7 @@ def _around_seam(segments: Segments, starts: StartIndex, ring: Ring, lane: jax.A
     def goes_around(lane: jax.Array) -> jax.Array:
         # The first slot of a lane has the number of the lane.
         begins = bit_tree.read(segments.firsts, lane * ring.lane_length)
-        return (bit_tree.read(starts.bits, lane) & ~begins).astype(jnp.int32)
+        return (bit_tree.read(starts.tree, lane) & ~begins).astype(jnp.int32)
 
     if ring.lanes < lane.shape[0]:
         # Not before a lane is known, or it would be ready from the start: see `fbuf.xla.loop`.

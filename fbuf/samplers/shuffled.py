@@ -152,7 +152,7 @@ def _permuted(
     given = jnp.where(sparse, ranks, start_index.select(index, ring, ranks))
 
     def inside(found: jax.Array) -> jax.Array:
-        return sparse | start_index.is_start(index, found) | (total == 0)
+        return sparse | start_index.is_start(index, ring, found) | (total == 0)
 
     count = jnp.maximum(jnp.where(sparse, total, taken), 1)
     found = permutation.permute(key, jnp.minimum(given, count - 1), count, inside)

@@ -27,14 +27,20 @@ class StartIndex:
     """The starts, a bit for each slot, and their number.
 
     Attributes:
-        bits: The bits.
+        bits: The bits; None where every slot that holds a row is a start.
         total: int32 scalar; None where every row is a start: the ring has the number then.
     """
 
     by_lane: ClassVar[bool] = False
 
-    bits: BitTree
+    bits: BitTree | None
     total: jax.Array | None
+
+    @property
+    def tree(self) -> BitTree:
+        """The bits of an index that has them."""
+        assert self.bits is not None
+        return self.bits
 
 
 @jax.tree_util.register_dataclass
@@ -63,7 +69,11 @@ class Change:
 
 def empty(ring: Ring, window: Window) -> StartIndex:
     """Return an index without starts."""
-    return StartIndex(bit_tree.empty(ring.capacity), None if window.every_row else jnp.int32(0))
+    if not window.every_row:
+        return StartIndex(bit_tree.empty(ring.capacity), jnp.int32(0))
+    # Under one head the rows lie in the first slots. Where none is removed, all are starts.
+    none_missing = ring.heads == 1 and not ring.removable
+    return StartIndex(None if none_missing else bit_tree.empty(ring.capacity), None)
 
 
 def place(index: StartIndex, slots: jax.Array, lanes: int) -> jax.Array:
@@ -71,12 +81,14 @@ def place(index: StartIndex, slots: jax.Array, lanes: int) -> jax.Array:
     if not index.by_lane:
         return slots
     step = slots // lanes
-    return (slots - step * lanes) * (index.bits.capacity // lanes) + step
+    return (slots - step * lanes) * (index.tree.capacity // lanes) + step
 
 
 def add(index: StartIndex, ring: Ring, span: Span, window: Window) -> tuple[StartIndex, Change]:
     """Index the new starts, and drop the overwritten ones."""
     written = ring.clamp(span.slots)
+    if index.bits is None:
+        return index, Change(span.evicted, written, span.drawable)
     if index.total is None:
         # A bit is set for every stored row that has not been removed. So none has to be read.
         by = span.drawable.astype(jnp.int32) - span.evicted.astype(jnp.int32)
@@ -109,9 +121,9 @@ def remove(
         found = starts.containing(ring, slots, window)
         found = jnp.where(last_of_each(found), found, ring.capacity)
     inside = place(index, ring.clamp(found), ring.lanes)
-    lost = bit_tree.read(index.bits, inside) & (found < ring.capacity)
+    lost = bit_tree.read(index.tree, inside) & (found < ring.capacity)
     change = -lost.astype(jnp.int32)
-    bits = bit_tree.change(index.bits, inside, change)
+    bits = bit_tree.change(index.tree, inside, change)
     total = None if index.total is None else index.total + int32_sum(change)
     made = dataclasses.replace(index, bits=bits, total=total)
     return made, jnp.where(lost, found, ring.capacity)
@@ -120,9 +132,9 @@ def remove(
 def retire(index: StartIndex, ring: Ring, slots: jax.Array) -> StartIndex:
     """Take out starts whose rows stay: int32 `[B]` slots, `capacity` for none; none twice."""
     inside = place(index, ring.clamp(slots), ring.lanes)
-    lost = bit_tree.read(index.bits, inside) & (slots < ring.capacity)
+    lost = bit_tree.read(index.tree, inside) & (slots < ring.capacity)
     change = -lost.astype(jnp.int32)
-    bits = bit_tree.change(index.bits, tie(inside, lost), change)
+    bits = bit_tree.change(index.tree, tie(inside, lost), change)
     total = None if index.total is None else index.total + int32_sum(change)
     return dataclasses.replace(index, bits=bits, total=total)
 
@@ -132,9 +144,16 @@ def total(index: StartIndex, ring: Ring) -> jax.Array:
     return ring.live() if index.total is None else index.total
 
 
-def is_start(index: StartIndex, slots: jax.Array) -> jax.Array:
+def is_start(index: StartIndex, ring: Ring, slots: jax.Array) -> jax.Array:
     """Return whether slots are starts, each slot in range: bool `[B]`."""
-    return bit_tree.read(index.bits, slots)
+    if index.bits is None:
+        return ring.holds(slots)
+    return bit_tree.read(index.bits, place(index, slots, ring.lanes))
+
+
+def rank(index: StartIndex, slots: jax.Array) -> jax.Array:
+    """Count the starts before each slot, no slot behind the last row: int32 `[B]`."""
+    return slots if index.bits is None else bit_tree.rank(index.bits, slots)
 
 
 @jax.tree_util.register_dataclass
@@ -168,11 +187,13 @@ def pick(index: StartIndex, ring: Ring, picks: StartPicks) -> jax.Array:
     if picks.bits is None:
         return select(index, ring, picks.ranks)
     slots = random_bits.below(picks.bits, ring.filled())
-    return bit_tree.select_unless(index.bits, slots, picks.ranks)
+    return bit_tree.select_unless(index.tree, slots, picks.ranks)
 
 
 def select(index: StartIndex, ring: Ring, ranks: jax.Array) -> jax.Array:
     """Find the starts of given ranks: int32 `[B]` slots, in range even where there is none."""
+    if index.bits is None:
+        return ranks
     if not _all_at_first(index, ring):
         return bit_tree.select(index.bits, ranks)
 
@@ -192,6 +213,7 @@ def select(index: StartIndex, ring: Ring, ranks: jax.Array) -> jax.Array:
     def always(bits: BitTree, removed: jax.Array, ranks: jax.Array) -> jax.Array:
         return bit_tree.select(bits, ranks)
 
+    assert ring.removed is not None
     # On a GPU a branch waits for the host, which takes longer than the walk to a rank.
     return by_platform(index.bits, ring.removed, ranks, cpu=unless_all, default=always)
 

@@ -183,7 +183,7 @@ class Uniform(WindowedSampler):
 
     def probability(self, index: UniformIndex, ring: Ring, slots: jax.Array) -> jax.Array:
         """Return 1 / starts; by episode, 1 / (episodes x starts in this one)."""
-        drawn = start_index.is_start(index.starts, slots)
+        drawn = start_index.is_start(index.starts, ring, slots)
         total = jnp.maximum(start_index.total(index.starts, ring), 1).astype(jnp.float32)
         if index.segments is not None:
             length = segments.lengths(index.segments, ring, slots, self.start_conditions)

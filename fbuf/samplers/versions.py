@@ -60,9 +60,9 @@ def oldest_stale(versions: Versions, live: StartIndex, ring: Ring) -> jax.Array:
     total = start_index.total(live, ring)
     step = jnp.arange(min(CHUNK, ring.capacity), dtype=jnp.int32)
     there = step < total
-    before = bit_tree.rank(live.bits, ring.head[:1] * ring.heads)
+    before = bit_tree.rank(live.tree, ring.head[:1] * ring.heads)
     ranks = start_index.around(before, jnp.where(there, step, 0), total)
-    slots = bit_tree.select(live.bits, ranks)
+    slots = bit_tree.select(live.tree, ranks)
     is_stale = there & ~may_be_drawn(versions, slots)
     return jnp.where(is_stale, slots, ring.capacity)
 

@@ -78,25 +78,30 @@ def append(
     slots = offset * ring.heads + lane
     slots = jnp.where(kept, slots, ring.capacity).astype(jnp.int32).reshape(-1)
     inside = slots < ring.capacity
-    old = read_rows(ring.flags, ring.clamp(slots))
-    # The barrier has it read once. Read again where it is used, the flags would have to be
-    # copied for that before they are written.
-    replaced = lax.optimization_barrier(jnp.where(inside, old, 0))
-    # The head goes on once these slots are known. Else so many things would be ready at once that
-    # XLA wakes other threads on CPU: see `fbuf.xla.loop`.
-    head = by_platform(head, replaced, cpu=_after, default=lambda head, _: head)
+    # No row from before the last clear is counted as removed any more.
+    held = ring.holds(slots)
+    gone, reads = held & False, (before,)
+    if ring.removable:
+        old = read_rows(ring.flags, ring.clamp(slots))
+        # The barrier has it read once. Read again where it is used, the flags would have to be
+        # copied for that before they are written.
+        replaced = lax.optimization_barrier(jnp.where(inside, old, 0))
+        # The head goes on once these slots are known. Else so many things would be ready at once
+        # that XLA wakes other threads on CPU: see `fbuf.xla.loop`.
+        head = by_platform(head, replaced, cpu=_after, default=lambda head, _: head)
+        gone = held & (replaced & REMOVED > 0)
+        reads = replaced, before
     dropped = jnp.maximum(count, size) - size
     _, first = _laps_and_offset(head + dropped, ring.head_capacity, each)
     laps, end = _laps_and_offset(head + count, ring.head_capacity, each)
-    # No row from before the last clear is counted as removed any more.
-    held, was_removed = ring.holds(slots), replaced & REMOVED > 0
-    removed = ring.fewer_removed(slots, held & was_removed)
-    slots = tie(slots, replaced, before)
+    removed = ring.fewer_removed(slots, gone)
+    slots = tie(slots, *reads)
     now_open, in_episode = ring.open, None
     if now_open is not None:
         now_open, in_episode = _follow(ring, now_open, flags, mask, dummy)
         flags = jnp.where(in_episode.dummy, jnp.uint8(REMOVED | DUMMY), flags)
-        removed += jnp.sum(in_episode.dummy & inside, dtype=jnp.int32)
+        if removed is not None:
+            removed += jnp.sum(in_episode.dummy & inside, dtype=jnp.int32)
         inside &= ~in_episode.dummy
     lap = ring.lap.astype(jnp.uint32) + laps
     stored = jnp.minimum(ring.stored.astype(jnp.uint32) + count, size)
@@ -112,7 +117,7 @@ def append(
         slots=slots,
         first=first.astype(jnp.int32)[0],
         drawable=inside,
-        evicted=held & ~was_removed,
+        evicted=held & ~gone,
         in_episode=in_episode,
         count=count.astype(jnp.int32),
         fields={},

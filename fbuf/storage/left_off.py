@@ -18,7 +18,7 @@ _SAVE_ID = 3
 
 def nowhere(lanes: int) -> jax.Array:
     """Return the place of a writer that has written nothing: int32 `[rows, lanes]`."""
-    like = jax.eval_shape(lambda: empty(1, None, True, "same_step", False)).cursor
+    like = jax.eval_shape(lambda: empty(1, None, True, "same_step", False, removable=False)).cursor
     return jnp.full((like.shape[0], lanes), -1, jnp.int32)
 
 

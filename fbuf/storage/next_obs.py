@@ -23,7 +23,7 @@ from fbuf.storage import store
 from fbuf.storage.deferred import DeferredStorage
 from fbuf.storage.faults import Fault, bits_where
 from fbuf.storage.masks import select
-from fbuf.storage.ring import ENDS, REMOVED, Ring, Span
+from fbuf.storage.ring import ENDS, Ring, Span
 from fbuf.storage.store import Storage
 from fbuf.xla.rows import read_rows, write_rows
 from fbuf.xla.tie import tie
@@ -191,8 +191,8 @@ class NextObs:
         whole = (span.count <= ring.head_capacity).reshape(-1)[lane % ring.heads]
         one_earlier = ring.later(ring.clamp(slots), -1)
         # No window goes on from a row that was removed.
-        removed = read_rows(ring.flags, one_earlier) & REMOVED > 0
-        follows = whole & (read_rows(self.owner, lane) == one_earlier) & ~removed
+        follows = whole & (read_rows(self.owner, lane) == one_earlier)
+        follows &= ~ring.is_removed(one_earlier)
         place = jnp.where(there, lane, 0)
         if slots.shape[0] > lanes:
             before = _last_before(there.reshape(-1, lanes)).reshape(-1)
@@ -254,8 +254,7 @@ class NextObs:
         kept_at = write_rows(self.kept_at, slots, jnp.where(kept, where, -1))
         # The place belonged to another row, which is still stored and points here.
         looks = kept_at.at[jnp.maximum(before, 0)].get(mode="promise_in_bounds") == where
-        there = ring.holds(before)
-        there &= read_rows(ring.flags, jnp.maximum(before, 0)) & REMOVED == 0
+        there = ring.holds(before) & ~ring.is_removed(jnp.maximum(before, 0))
         robbed = kept & (before >= 0) & (before != slots) & looks & there
         own = jnp.where(newest, slots % lanes, where)
         return (

@@ -32,6 +32,9 @@ def place(ring: Ring, flags: jax.Array, slots: jax.Array, before: jax.Array) -> 
     held = ring.holds(slots)
     was_removed = held & (old & REMOVED > 0)
     slots = tie(slots, old, writes, before)
+    removed = ring.removed
+    if removed is not None:
+        removed -= jnp.sum(was_removed, dtype=jnp.int32)
     count = jnp.sum(kept & ~held, dtype=jnp.int32)
     stored = ring.stored[0] + count
     is_full = (stored == ring.capacity) & (count > 0)
@@ -42,7 +45,7 @@ def place(ring: Ring, flags: jax.Array, slots: jax.Array, before: jax.Array) -> 
     placed = dataclasses.replace(
         ring,
         cursor=jnp.concatenate([moved[:, None], ring.cursor[3:]]),
-        removed=ring.removed - jnp.sum(was_removed, dtype=jnp.int32),
+        removed=removed,
         flags=write_rows(ring.flags, slots, flags | jnp.where(held, changed, unchanged)),
         writes=write_rows(ring.writes, slots, writes + 1),
     )

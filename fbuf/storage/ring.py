@@ -112,7 +112,8 @@ class Ring:
     Attributes:
         cursor: int32 `[5, heads]`; `head`, `lap`, `stored`, `save_id` and `tag`. They share an
             array, because every array of a state costs time in each call from Python.
-        removed: int32 scalar; the number of stored rows that have been removed.
+        removed: int32 scalar; the number of stored rows that have been removed. None where no row
+            can be removed.
         flags: uint8 `[capacity]`; the bits of each row, see above.
         open: The open episode of each lane; None if the ring does not follow episodes.
         writes: int32 `[capacity]`; how often each slot was written, where a sampler chooses the
@@ -125,7 +126,7 @@ class Ring:
     """
 
     cursor: jax.Array
-    removed: jax.Array
+    removed: jax.Array | None
     flags: jax.Array
     open: Open | None
     writes: jax.Array | None
@@ -138,6 +139,11 @@ class Ring:
     def capacity(self) -> int:
         """The number of rows that fit; also right for a batched ring."""
         return self.flags.shape[-1]
+
+    @property
+    def removable(self) -> bool:
+        """Whether rows can be removed."""
+        return self.removed is not None
 
     @property
     def lanes(self) -> int:
@@ -197,7 +203,7 @@ class Ring:
 
     def live(self) -> jax.Array:
         """Count the stored rows that have not been removed. int32 scalar."""
-        return self.count() - self.removed
+        return self.count() if self.removed is None else self.count() - self.removed
 
     def lane_steps(self) -> jax.Array:
         """Count the stored steps of each lane, removed ones included: int32 `[lanes]`."""
@@ -219,6 +225,13 @@ class Ring:
         """Return whether slots hold a row; `capacity` does not. bool like `slots`."""
         offset, cursor = self._under_head(slots)
         return (offset < cursor[2]) & (slots < self.capacity)
+
+    def is_removed(self, slots: jax.Array) -> jax.Array:
+        """Return whether the rows in slots in range have been removed: bool like `slots`."""
+        if not self.removable:
+            return jnp.zeros(slots.shape, bool)
+        flags = read_rows(self.flags, slots.reshape(-1)).reshape(slots.shape)
+        return flags & REMOVED > 0
 
     def full(self, slots: jax.Array) -> jax.Array:
         """Return whether the lanes of slots have no room left: bool, to be broadcast to `slots`."""
@@ -293,8 +306,7 @@ class Ring:
         slot = jnp.where(inside, slot, 0)
         now = self.generation_of(slot)
         same = self.holds(slot) & (ids.generation == now)
-        flags = read_rows(self.flags, slot.reshape(-1)).reshape(slot.shape)
-        live = inside & same & (flags & REMOVED == 0)
+        live = inside & same & ~self.is_removed(slot)
         # Unsigned: laps to come, but for the next one, are as far off as another tag.
         late = (now + 1).astype(jnp.uint32) - ids.generation.astype(jnp.uint32)
         own = late <= tags.MOST_LAPS
@@ -335,17 +347,18 @@ class Ring:
         written = write_rows(self.flags, slots, flags | jnp.uint8(bits))
         return dataclasses.replace(self, flags=written, open=now_open), slots
 
-    def fewer_removed(self, slots: jax.Array, gone: jax.Array) -> jax.Array:
-        """Return the count of removed rows after rows were overwritten: int32 scalar.
+    def fewer_removed(self, slots: jax.Array, gone: jax.Array) -> jax.Array | None:
+        """Return the count of removed rows after rows were overwritten: int32 scalar, or None.
 
         Args:
             slots: int32 `[B]`; the written slots, not computed from the rows that were there.
             gone: bool `[B]`; whether the row in each slot was a removed one.
         """
-        return _fewer(self.removed, gone, slots)
+        return None if self.removed is None else _fewer(self.removed, gone, slots)
 
     def remove(self, slots: jax.Array) -> Ring:
         """Mark rows as removed: int32 `[B]` slots of stored rows, or `capacity`; none twice."""
+        assert self.removed is not None
         flags = self._flagged(slots, REMOVED)
         now_open = self.open
         if now_open is not None:
@@ -368,7 +381,7 @@ class Ring:
         return dataclasses.replace(
             self,
             cursor=jnp.stack([self.head & 0, self.lap + 1, self.stored & 0, *self.cursor[3:]]),
-            removed=self.removed & 0,
+            removed=None if self.removed is None else self.removed & 0,
             open=now_open,
         )
 
@@ -395,17 +408,19 @@ def empty(
     shards: int = 1,
     places: bool = False,
     tag: jax.Array | int = 0,
+    *,
+    removable: bool,
 ) -> Ring:
     """Return a ring without rows.
 
     With `follow` it knows where in its episode each row is, with `places` how often each slot was
-    written. The ids of its rows count from `tag`, int32.
+    written. With `removable` rows can be removed. The ids of its rows count from `tag`, int32.
     """
     follow |= autoreset == "next_step"
     heads = 1 if lockstep else num_envs or 1
     return Ring(
         cursor=_tagged(np.zeros((tags.ROW, heads), np.int32), tag),
-        removed=jnp.int32(0),
+        removed=jnp.int32(0) if removable else None,
         flags=jnp.zeros(capacity, jnp.uint8),
         open=episodes.none_open(num_envs or 1) if follow else None,
         writes=jnp.zeros(capacity, jnp.int32) if places else None,

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 import fbuf
-from fbuf.adapter_api import Calls, uninterrupted, unknown_item
+from fbuf.adapter_api import Calls, made_with, uninterrupted, unknown_item
 from fbuf.host import HostStore
 from fbuf_adapters.pytorch import _containers
 from fbuf_adapters.pytorch._backend import Backend
@@ -306,7 +306,7 @@ class Contents:
             raise ValueError(
                 f"{where('__init__')} host is {store!r}, which was made with other arguments than "
                 "this buffer; give both the same item, capacity, sampler, num_envs, autoreset, "
-                "lockstep, next_of and max_ends"
+                "lockstep, next_of, max_ends and removable"
             )
         return self.make(learned, store, written=bool(store.size()))
 
@@ -328,15 +328,6 @@ def _differing(given: Any, own: fbuf.State[Any]) -> str:
 
 def _arguments(state: fbuf.State[Any]) -> dict[str, Any]:
     """Return the arguments that a state was made with."""
-    ring, kept = state.ring, state.next_obs
     leaves, structure = jax.tree.flatten(state.storage.item)
-    return {
-        "item": (structure, [(leaf.shape, leaf.dtype) for leaf in leaves]),
-        "capacity": state.capacity,
-        "sampler": state.sampler,
-        "num_envs": ring.num_envs,
-        "autoreset": ring.autoreset,
-        "lockstep": ring.lockstep,
-        "next_of": None if kept is None else kept.field,
-        "max_ends": None if kept is None else kept.owner.shape[-1] - ring.lanes,
-    }
+    item = structure, [(leaf.shape, leaf.dtype) for leaf in leaves]
+    return {"item": item} | made_with(state)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import fbuf
-from fbuf.adapter_api import refuse_consumed, room_for_ends
+from fbuf.adapter_api import made_with, refuse_consumed
 from fbuf.host import HostStore
 from fbuf_adapters.pytorch._contents import Contents
 from fbuf_adapters.pytorch._error import InteropError
@@ -33,14 +33,14 @@ def arguments_of(begins: str, state: Any, options: Mapping[str, Any]) -> dict[st
         )
     if "item" in options:
         raise ValueError(f"{begins} item is what the state says itself; leave it out")
-    made_with = _made_with(index)
-    differ = [name for name in made_with if name in options and options[name] != made_with[name]]
+    found = made_with(index)
+    differ = [name for name in found if name in options and options[name] != found[name]]
     if differ:
-        said = ", ".join(f"{n}={options[n]!r}, but the state has {made_with[n]!r}" for n in differ)
+        said = ", ".join(f"{n}={options[n]!r}, but the state has {found[n]!r}" for n in differ)
         raise ValueError(f"{begins} {said}; leave out what the state says itself")
     if not options.get("host", store) and "max_ends" not in options:
-        del made_with["max_ends"]  # so that the room may grow
-    found = made_with | dict(options)
+        del found["max_ends"]  # so that the room may grow
+    found |= options
     if store is not None:
         if options.get("host", store) is not store:
             raise ValueError(
@@ -61,20 +61,6 @@ def take_over(contents: Contents, state: fbuf.State[Any]) -> None:
     with contents.lock:
         written = bool(int(state.ring.count()))
         contents.stored = contents.calls.apart(lambda: contents.make(learned, state, written))
-
-
-def _made_with(state: fbuf.State[Any]) -> dict[str, Any]:
-    """Return the arguments that a state was made with, without its item."""
-    ring, kept = state.ring, state.next_obs
-    return {
-        "capacity": state.capacity,
-        "sampler": state.sampler,
-        "num_envs": ring.num_envs,
-        "autoreset": ring.autoreset,
-        "lockstep": ring.lockstep,
-        "next_of": None if kept is None else kept.field,
-        "max_ends": None if kept is None else room_for_ends(state),
-    }
 
 
 def _advice(given: Any) -> str:

@@ -74,6 +74,7 @@ class ReplayBuffer(Copied):
         lockstep: As for `fbuf.init`.
         next_of: As for `fbuf.init`.
         max_ends: As for `fbuf.init`.
+        removable: As for `fbuf.init`.
         device: Where rows lie and batches are drawn: `"cpu"`, or `"cuda"` with JAX for CUDA.
         seed: From 0 to 2**32 - 1. The same seed and the same calls draw the same batches. None
             draws one from PyTorch's default generator, on CPU: after `torch.manual_seed` it is the
@@ -137,6 +138,7 @@ class ReplayBuffer(Copied):
         lockstep: bool = True,
         next_of: str | None = None,
         max_ends: int | None = None,
+        removable: bool = True,
         device: torch.device | str = "cpu",
         seed: int | None = None,
         int64: bool = False,
@@ -151,7 +153,8 @@ class ReplayBuffer(Copied):
         self.contents = Contents(
             Spec(
                 buffer=BufferSpec(
-                    capacity, sampler, num_envs, autoreset, lockstep, next_of, max_ends
+                    *(capacity, sampler, num_envs, autoreset, lockstep, next_of, max_ends),
+                    removable=removable,
                 ),
                 view=view,
                 batch_size=batch_size,

@@ -307,7 +307,7 @@ def _check(what: str, figures: Mapping[str, Any], spec: Spec, other: type[Except
             f"{what} has version {figures['version']}, but this release reads version {VERSION}; "
             "load it with the release that wrote it"
         )
-    theirs, own = figures["made_with"], _made_with(spec)
+    theirs, own = {"removable": True, **figures["made_with"]}, _made_with(spec)
     if differ := [name for name in {**own, **theirs} if theirs.get(name) != own.get(name)]:
         raise ValueError(
             f"{what} is from a buffer made with {_in_words(theirs, differ)}, but this buffer "
@@ -361,9 +361,8 @@ def _name(path: Any) -> str:
 
 def _made_with(spec: Spec) -> dict[str, Any]:
     """Return the arguments that two buffers must share, as data."""
-    names = ("capacity", "num_envs", "autoreset", "lockstep", "next_of", "max_ends")
     options = spec.buffer.options
-    return {**{name: options[name] for name in names}, "sampler": repr(options["sampler"])}
+    return options | {"sampler": repr(options["sampler"])}
 
 
 def _in_words(made_with: Mapping[str, Any], names: list[str]) -> str:

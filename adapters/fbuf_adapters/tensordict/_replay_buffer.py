@@ -88,6 +88,7 @@ class TensorDictReplayBuffer(Copied):
         num_envs: As for `fbuf.init`. TensorDicts are then `[num_envs]` for one step, or `[num_envs,
             T]`, as collectors return them.
         autoreset: As for `fbuf.init`. With `"next_step"`, ids and beginnings are not read.
+        removable: As for `fbuf.init`.
         sampler: As for `fbuf.init`.
         view: As for `fbuf.sample`. The fields of the view's result become keys, except with slices
             (see above). Views other than `fbuf.Item` and `fbuf.Sequence` refuse 64-bit floats.
@@ -151,6 +152,7 @@ class TensorDictReplayBuffer(Copied):
         *,
         num_envs: int | None = None,
         autoreset: Autoreset = "same_step",
+        removable: bool = True,
         sampler: Sampler = fbuf.Uniform(),
         view: View = fbuf.Item(),
         slices: Literal["flat", "padded", "nested"] = "flat",

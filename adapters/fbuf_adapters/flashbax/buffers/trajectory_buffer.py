@@ -179,7 +179,11 @@ def init(
 def empty(experience: Any, sampler: Any, steps: int, environments: int | None) -> fbuf.State[Any]:
     """Return an empty buffer."""
     return fbuf.init(
-        experience, steps * (environments or 1), num_envs=environments, sampler=sampler
+        experience,
+        steps * (environments or 1),
+        num_envs=environments,
+        sampler=sampler,
+        removable=False,  # flashbax has no function that removes
     )
 
 
