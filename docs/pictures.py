@@ -94,7 +94,7 @@ def reach() -> None:
         tree = sum_tree.empty(4096)
         slots = jnp.arange(4096, dtype=jnp.int32)
         tree = sum_tree.write(tree, slots, jnp.ones(4096, jnp.float32))
-        uniforms = random_bits.uniforms(jax.random.key(0), (sum_tree.picks(tree), 100_000))
+        uniforms = random_bits.uniforms_of_rows(jax.random.key(0), sum_tree.picks(tree), 100_000)
         levels.append(np.unique(sum_tree.draw(tree, uniforms)[0]).size / 4096)
     fig, ax = plt.subplots(figsize=(6, 2.6))
     ax.plot(capacities, single, "o-", color=ORANGE, label="one float32 a draw")

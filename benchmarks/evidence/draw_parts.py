@@ -56,11 +56,14 @@ def stages(fbuf: Any, prioritized: bool) -> dict[str, Stage]:
     from fbuf.trees import sum_tree
     from fbuf.xla.tie import tie
 
-    is_new = "after" in inspect.signature(random_bits.uniforms).parameters
+    by_rows = getattr(random_bits, "uniforms_of_rows", None)
+    is_new = by_rows or "after" in inspect.signature(random_bits.uniforms).parameters
 
     def bits(state: Any, key: Any) -> Any:
         tree = state.index.tree
         shape, total = (sum_tree.picks(tree), BATCH), sum_tree.total(tree)
+        if by_rows is not None:
+            return by_rows(key, *shape, total)
         if is_new:
             return random_bits.uniforms(key, shape, total)
         return random_bits.uniforms(tie(key, total), shape)

@@ -160,7 +160,7 @@ def _drawn(
     value = jnp.where(value.max() > 0, value, counts.astype(jnp.float32))
     tree = sum_tree.of(value)
     total = sum_tree.total(tree)
-    uniforms = random_bits.uniforms(key, (sum_tree.picks(tree), count), total)
+    uniforms = random_bits.uniforms_of_rows(key, sum_tree.picks(tree), count, total)
     rows, drawn = sum_tree.draw(tree, uniforms)
     return rows, jnp.where(total > 0, drawn / jnp.where(total > 0, total, 1), 0)
 

@@ -46,12 +46,12 @@ class PriorityTotals:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PriorityPicks:
-    """Draws in one shard: a uniform number a level, float32 `[picks, B]`, and where they begin.
+    """Draws in one shard: a uniform number a level, float32 `[B]` each, and where they begin.
 
     `points` is None if draws are independent.
     """
 
-    uniforms: jax.Array
+    uniforms: list[jax.Array]
     points: Points | None
 
 
@@ -269,14 +269,14 @@ class Prioritized(WindowedSampler):
         """Choose shards by their totals."""
         picks, total = sum_tree.picks(index.tree), totals.total
         if self.draws == "independent":
-            uniforms = random_bits.uniforms(key, (picks, batch_size), total)
+            uniforms = random_bits.uniforms_of_rows(key, picks, batch_size, total)
             return Plan(shards.by_total(total, key, batch_size), PriorityPicks(uniforms, None))
         order_key, next_key = random_bits.split(tie(key, total), 2)
-        where, *uniforms = random_bits.uniforms(next_key, (1 + picks, batch_size))
+        where, *uniforms = random_bits.uniforms_of_rows(next_key, 1 + picks, batch_size)
         share = jax.random.permutation(order_key, batch_size).astype(jnp.float32)
         places = jnp.minimum((share + where) / batch_size, 1 - 2.0**-24)
         shard, points = shards.by_point(total, key, places)
-        return Plan(shard, PriorityPicks(jnp.stack(uniforms), points))
+        return Plan(shard, PriorityPicks(uniforms, points))
 
     def pick(
         self, index: PriorityIndex, ring: Ring, picks: PriorityPicks

@@ -39,24 +39,28 @@ def bits(key: jax.Array, shape: tuple[int, ...], after: jax.Array | None = None)
     """
     if jax.random.key_impl(key) != _THREEFRY:
         return jax.random.bits(tie(key, after), shape, jnp.uint32)
-    words = jax.random.key_data(key)
     rows = shape[0] if len(shape) > 1 else 1
-    count = math.prod(shape)
+    made = by_platform(
+        jax.random.key_data(key),
+        after,
+        cpu=lambda words, after: _in_a_loop(words, after, math.prod(shape)),
+        default=lambda *words: jnp.concatenate(_by_rows(*words, rows, math.prod(shape) // rows)),
+    )
+    return made.reshape(shape)
 
-    def loop(words: jax.Array, after: jax.Array | None) -> jax.Array:
-        # A loop of one turn: XLA does not compute its result anew at every use.
-        words = tie(words, after)
-        zero = zero_after(words)
-        made = blank(zero, (count,), jnp.uint32)
-        return lax.fori_loop(zero, 1, lambda *_: _threefry(words, jnp.uint32(0), count), made)
 
-    def plain(words: jax.Array, after: jax.Array | None) -> jax.Array:
-        # Row by row, so that the kernel that uses a row makes it.
-        size = count // rows
-        made = [_threefry(words, jnp.uint32(row * size), size) for row in range(rows)]
-        return tie(jnp.concatenate(made), after)  # for `shard_map`: both forms vary alike
-
-    return by_platform(words, after, cpu=loop, default=plain).reshape(shape)
+def bits_of_rows(
+    key: jax.Array, rows: int, size: int, after: jax.Array | None = None
+) -> list[jax.Array]:
+    """Return the rows of `bits(key, (rows, size), after)`; on a GPU what uses a row makes it."""
+    if jax.random.key_impl(key) != _THREEFRY:
+        return list(bits(key, (rows, size), after))
+    return by_platform(
+        jax.random.key_data(key),
+        after,
+        cpu=lambda *words: list(_in_a_loop(*words, rows * size).reshape(rows, size)),
+        default=lambda *words: _by_rows(*words, rows, size),
+    )
 
 
 def fold_in(key: jax.Array, *numbers: jax.Array | int) -> jax.Array:
@@ -104,9 +108,16 @@ def _key_like(key: jax.Array, words: jax.Array) -> jax.Array:
     return jax.random.wrap_key_data(words, impl=_THREEFRY) if typed else words
 
 
-def uniforms(key: jax.Array, shape: tuple[int, ...], after: jax.Array | None = None) -> jax.Array:
-    """Return float32 multiples of 2**-24 in `[0, 1)`, all equally likely; see `bits`."""
-    return as_uniforms(bits(key, shape, after))
+def uniforms(key: jax.Array, count: int) -> jax.Array:
+    """Return float32 multiples of 2**-24 in `[0, 1)`, `[count]`, all equally likely; see `bits`."""
+    return as_uniforms(bits(key, (count,)))
+
+
+def uniforms_of_rows(
+    key: jax.Array, rows: int, size: int, after: jax.Array | None = None
+) -> list[jax.Array]:
+    """Return rows of such numbers, `[size]` each; see `bits_of_rows`."""
+    return [as_uniforms(row) for row in bits_of_rows(key, rows, size, after)]
 
 
 def as_uniforms(bits: jax.Array) -> jax.Array:
@@ -142,6 +153,20 @@ def high_word(a: jax.Array, b: jax.Array) -> jax.Array:
     low, cross, other = a_low * b_low, a_low * b_high, a_high * b_low
     middle = (low >> 16) + (cross & 0xFFFF) + (other & 0xFFFF)
     return a_high * b_high + (cross >> 16) + (other >> 16) + (middle >> 16)
+
+
+def _in_a_loop(words: jax.Array, after: jax.Array | None, count: int) -> jax.Array:
+    """Return so many bits in a loop of one turn: XLA does not compute them anew at every use."""
+    words = tie(words, after)
+    zero = zero_after(words)
+    made = blank(zero, (count,), jnp.uint32)
+    return lax.fori_loop(zero, 1, lambda *_: _threefry(words, jnp.uint32(0), count), made)
+
+
+def _by_rows(words: jax.Array, after: jax.Array | None, rows: int, size: int) -> list[jax.Array]:
+    """Return the same bits row by row, `[size]` each."""
+    made = [_threefry(words, jnp.uint32(row * size), size) for row in range(rows)]
+    return [tie(row, after) for row in made]  # for `shard_map`: both forms vary alike
 
 
 # Traced once for all rows.

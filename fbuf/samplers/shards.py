@@ -54,8 +54,8 @@ def by_total(totals: jax.Array, key: jax.Array, batch_size: int) -> jax.Array:
         return jnp.zeros(batch_size, jnp.int32)
     tree = sum_tree.of(totals)
     key = random_bits.fold_in(key, _CHOICE)
-    shape = (sum_tree.picks(tree), batch_size)
-    return sum_tree.draw(tree, random_bits.uniforms(key, shape, totals))[0]
+    uniforms = random_bits.uniforms_of_rows(key, sum_tree.picks(tree), batch_size, totals)
+    return sum_tree.draw(tree, uniforms)[0]
 
 
 def by_point(totals: jax.Array, key: jax.Array, fractions: jax.Array) -> tuple[jax.Array, Points]:
@@ -71,8 +71,7 @@ def by_point(totals: jax.Array, key: jax.Array, fractions: jax.Array) -> tuple[j
         return jnp.zeros(fractions.shape, jnp.int32), points
     tree = sum_tree.of(totals)
     key = random_bits.fold_in(tie(key, totals), _CHOICE)
-    shape = (sum_tree.picks(tree), *fractions.shape)
-    uniforms = random_bits.uniforms(key, shape)
+    uniforms = random_bits.uniforms_of_rows(key, sum_tree.picks(tree), fractions.size)
     shard, _, inside = sum_tree.draw_stratified(tree, points, uniforms)
     return shard, inside
 

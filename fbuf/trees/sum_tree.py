@@ -35,7 +35,7 @@ import enum
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -214,12 +214,12 @@ def _climbed(tree: SumTree, leaves: jax.Array, touched: Iterable[tuple[jax.Array
     return dataclasses.replace(tree, leaves=made[0], nodes=tuple(made[1:]))
 
 
-def draw(tree: SumTree, uniforms: jax.Array) -> tuple[jax.Array, jax.Array]:
+def draw(tree: SumTree, uniforms: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:
     """Draw slots independently, each with probability value / total; never one of value 0.
 
     Args:
         tree: The tree. If its total is 0 the slots are in range and mean nothing.
-        uniforms: float32 `[picks(tree), B]` in `[0, 1)`; a number a level for every draw.
+        uniforms: float32 `[B]` in `[0, 1)`, `picks(tree)` of them: a number a level for every draw.
 
     Returns:
         The slots, int32 `[B]`, and their values.
@@ -246,7 +246,7 @@ class Points(NamedTuple):
 
 
 def draw_stratified(
-    tree: SumTree, points: Points, uniforms: jax.Array
+    tree: SumTree, points: Points, uniforms: Sequence[jax.Array]
 ) -> tuple[jax.Array, jax.Array, Points]:
     """Draw the slots at given points along all values laid end to end.
 
@@ -257,7 +257,7 @@ def draw_stratified(
     Args:
         tree: The tree, as for `draw`.
         points: The points.
-        uniforms: float32 `[picks(tree), B]` in `[0, 1)`.
+        uniforms: As for `draw`.
 
     Returns:
         The slots, int32 `[B]`; their values; and the points inside these.
