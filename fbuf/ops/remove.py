@@ -19,7 +19,6 @@ from fbuf.storage.faults import collected
 from fbuf.storage.ids import Ids
 from fbuf.storage.store import Item
 from fbuf.xla.duplicates import last_of_each
-from fbuf.xla.tie import tie
 
 _CHUNK = 1024
 """Rows of episodes that are removed at a time."""
@@ -84,10 +83,8 @@ def remove(
         )
     if episodes:
         refuse("remove(episodes=True)", state.sampler)
-    slots, faults, _ = named("remove", state, ids, mask)
+    state, slots, faults, _ = named("remove", state, ids, mask)
     slots = jnp.where(last_of_each(slots), slots, state.capacity)
-    # The fault is known once all earlier reads of the buffer are done.
-    slots = tie(slots, state.fault)
     state = dataclasses.replace(state, fault=collected(state.fault, faults))
     return _without_episodes(state, slots) if episodes else _without(state, slots)
 

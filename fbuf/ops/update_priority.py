@@ -15,7 +15,6 @@ from fbuf.state import State
 from fbuf.storage.faults import collected
 from fbuf.storage.ids import Ids
 from fbuf.storage.store import Item
-from fbuf.xla.tie import tie
 
 
 @operation(checks={"alpha": check.scalar})
@@ -72,9 +71,7 @@ def update_priority(
     """
     if not state.sampler.keeps_priorities:
         raise ValueError(no_priorities("update_priority", state))
-    slots, faults, shape = named("update_priority", state, ids, mask)
-    # The fault is known once all earlier reads of the buffer are done.
-    slots = tie(slots, state.fault)
+    state, slots, faults, shape = named("update_priority", state, ids, mask)
     given = parse.priorities("update_priority", priority, shape, "ids").reshape(-1)
     index, bad = state.sampler.update_priority(state.index, state.ring, slots, given, alpha)
     return dataclasses.replace(state, index=index, fault=collected(state.fault, faults | bad))

@@ -20,7 +20,6 @@ from fbuf.storage.faults import collected
 from fbuf.storage.ids import Ids
 from fbuf.storage.store import Item
 from fbuf.xla.duplicates import last_of_each
-from fbuf.xla.tie import tie
 
 
 def _by_name(function: str, argument: str, value: Any) -> dict[str, Any]:
@@ -124,10 +123,8 @@ def with_fields(
     state: State[Item], ids: Ids, mask: Any, changed: dict[int, jax.Array]
 ) -> State[Item]:
     """Change leaves of rows; see `write`."""
-    slots, faults, _ = named("write", state, ids, mask)
+    state, slots, faults, _ = named("write", state, ids, mask)
     slots = jnp.where(last_of_each(slots), slots, state.capacity)
-    # The fault is known once all earlier reads of the buffer are done.
-    slots = tie(slots, state.fault)
     storage = state.storage.write_leaves(slots, changed)
     ring, fault = state.ring.written(slots), collected(state.fault, faults)
     index, sampler = state.index, state.sampler

@@ -17,6 +17,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fbuf.xla.platform import by_platform
+
 
 def tie(value: jax.Array, *reads: Any) -> jax.Array:
     """Return `value`, known only once all reads have been made.
@@ -43,6 +45,26 @@ def tie(value: jax.Array, *reads: Any) -> jax.Array:
     never = functools.reduce(operator.or_, [_never(array, value.shape[:1]) for array in arrays])
     never = never.reshape(*never.shape, *(1,) * (value.ndim - never.ndim))
     return jnp.where(never, jnp.zeros_like(value), value)
+
+
+def in_order(value: jax.Array, read: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return both; `value` is known only once `read` is, and what uses either waits for both.
+
+    On a GPU a `tie` of a value to an array that is written anew would copy that array.
+
+    Args:
+        value: An array.
+        read: An array.
+
+    Returns:
+        The same arrays.
+    """
+    return by_platform(
+        value,
+        read,
+        cpu=lambda value, read: (tie(value, read), read),
+        default=lambda *both: lax.optimization_barrier(both),
+    )
 
 
 def unfolded(zeros: jax.Array, read: jax.Array) -> jax.Array:
