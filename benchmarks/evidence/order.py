@@ -174,26 +174,19 @@ TRICKS: dict[str, Trick] = {
         (untied("dispatch/read_before_write.py", "state.fault", "reads"),),
         (AFTER_ADD, AFTER_END, AFTER_OTHERS, AFTER_UPDATE, AFTER_WRITE),
     ),
-    "tie in remove": Trick(
-        (untied("ops/remove.py", "slots", "state.fault"),),
-        (OTHERS, SURA, ASUR_WINDOWS, AFTER_OTHERS),
-    ),
-    "tie in update_priority and write": Trick(
-        (
-            untied("ops/update_priority.py", "slots", "state.fault"),
-            untied("ops/write.py", "slots", "state.fault"),
-        ),
-        (AFTER_UPDATE, AFTER_WRITE, ASU),
+    "order in remove, update_priority and write": Trick(
+        (text("ops/named.py", "in_order(flat.slot, state.fault)", "flat.slot, state.fault"),),
+        (OTHERS, SURA, ASUR_WINDOWS, AFTER_OTHERS, AFTER_UPDATE, AFTER_WRITE, ASU),
     ),
     "tie in end_episode": Trick(
         (untied("ops/end_episode.py", "lanes", "state.fault"),), (AFTER_END, SUEA, ONE_ENDS)
     ),
     "tie in Ring.append, replaced": Trick(
-        (text("storage/append.py", "tie(slots, replaced, before)", "tie(slots, before)"),),
+        (text("storage/append.py", "reads = replaced, before", "reads = (before,)"),),
         (SRA, ASR_EPISODE, ONE_EPISODE),
     ),
     "tie in Ring.append, before": Trick(
-        (text("storage/append.py", "tie(slots, replaced, before)", "tie(slots, replaced)"),),
+        (text("storage/append.py", "reads = replaced, before", "reads = (replaced,)"),),
         (SUA, AFTER_ADD, SRA),
     ),
     "tie in NextObs": Trick((untied("storage/next_obs.py", "where", "before"),), (NEXT, ONE_NEXT)),

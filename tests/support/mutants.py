@@ -58,6 +58,7 @@ RETURN, REACH = ("test_return_to_go.py", "test_return"), ("test_return_to_go.py"
 FRESH = "test_fresh_first.py", "come_first"
 GROUP = "test_grouped.py", "as_likely"
 LIVES = "test_limited.py", "beyond"
+REMOVABLE = "test_removable.py", "differs"
 LIVES_OF_ALL = "test_limited.py", "all_shards"
 PLACES_OF_ALL = "test_placing.py", "places_its_own"
 THIN_OF_ALL = "test_thin.py", "thinned_as_one"
@@ -121,12 +122,12 @@ MUTANTS = [
         "storage/ring.py",
         ("(offset >= cursor[0])", "(offset > cursor[0])", "generation check", FLAT),
         ("self.lap + 1, self.stored & 0", "self.lap, self.stored & 0", "generation check", FLAT),
-        ("removed=self.removed & 0", "removed=self.removed", "count", FLAT),
+        ("else self.removed & 0", "else self.removed", "count", FLAT),
         ("by.astype(jnp.uint32)) % size).astype", "by.astype(jnp.uint32)) % (size + 1)).astype", "seam", SEGMENTS),
         ("+ size - 1 - offset.astype", "+ size - offset.astype", "seam", N_STEP),
         ("self.lanes_per_head - 1 - self.newer(slots)", "self.lanes_per_head - self.newer(slots)", "seam", FRAMES),
         ("(offset < cursor[2])", "(offset <= cursor[2])", "count", FLAT),
-        ("live = inside & same & (flags & REMOVED == 0)", "live = inside & same", "fault bit", FLAT),
+        ("live = inside & same & ~self.is_removed(slot)", "live = inside & same", "fault bit", FLAT),
         ("self.holds(slot) & (ids.generation == now)", "self.holds(slot)", "generation check", FLAT),
         ("same = self.holds(slot) & (ids", "same = (ids", "generation check", FLAT),
         ("outside=~inside & (ids.slot != NO_SLOT),", "outside=~inside,", "fault bit", FLAT),
@@ -145,9 +146,9 @@ MUTANTS = [
         ("chosen & (count[None] - rank <= ring.head_capacity)", "chosen", "mask", FLAT_PER),
         ("ring.stored.astype(jnp.uint32) + count, size)", "ring.stored.astype(jnp.uint32) + count, size - 1)", "count", FLAT),
         ("ring.lap.astype(jnp.uint32) + laps", "ring.lap.astype(jnp.uint32)", "generation check", FLAT),
-        ("fewer_removed(slots, held & was_removed)", "fewer_removed(slots, was_removed)", "count", FLAT),
-        ("evicted=held & ~was_removed", "evicted=held", "count", FLAT),
-        ("evicted=held & ~was_removed", "evicted=~was_removed", "count", FLAT),
+        ("gone = held & (replaced & REMOVED > 0)", "gone = replaced & REMOVED > 0", "count", FLAT),
+        ("evicted=held & ~gone", "evicted=held", "count", FLAT),
+        ("evicted=held & ~gone", "evicted=~gone", "count", FLAT),
         ("around = number >= size", "around = number > size", "seam", FLAT),
         ("return number // jnp.uint32(size), number", "return number // jnp.uint32(size) * 0, number", "generation check", FLAT),
         ("removed += jnp.sum(in_episode.dummy & inside,", "removed += jnp.sum(in_episode.dummy,", "count", SEGMENTS_DUMMY),
@@ -437,7 +438,7 @@ MUTANTS = [
         ("_ROUNDING * size + _BESIDE_OTHERS * of_row + _SMALLEST", "_ROUNDING * size + _SMALLEST", "episode end", BROKEN),
         ("_ROUNDING * size + _BESIDE_OTHERS * of_row + _SMALLEST", "_ROUNDING * size + _BESIDE_OTHERS * of_row", "episode end", BROKEN),
         ("chosen = np.random.default_rng(0).choice(size, _COMPARED, replace=False)", "chosen = np.arange(0, size, -(-size // _COMPARED))", "episode end", BROKEN),
-        ("removed = read_rows(ring.flags, one_earlier) & REMOVED > 0", "removed = one_earlier < 0", "episode end", BROKEN),
+        ("        follows &= ~ring.is_removed(one_earlier)\n", "", "episode end", BROKEN),
         ("newest = lax.cummax(jnp.where(there, number, -1), axis=0)", "newest = lax.cummax(jnp.where(there, number, number), axis=0)", "episode end", BROKEN),
         ("kept, lost = self._keep(ring, tie(span.slots, broken), ends", "kept, lost = self._keep(ring, span.slots, ends", "order", ("test_contracts.py", "")),
     ),
@@ -526,7 +527,10 @@ MUTANTS = [
         ("bit_tree.read(index.bits, written) & (span.slots < ring.capacity)", "bit_tree.read(index.bits, written)", "mask", MASKED),
         ("by = span.drawable.astype(jnp.int32) - span.evicted.astype(jnp.int32)", "by = span.drawable.astype(jnp.int32)", "count", FLAT),
         ("total = index.total + int32_sum(new) - int32_sum(gone)", "total = index.total + int32_sum(new)", "count", STRIDE),
-        ("bit_tree.read(index.bits, inside) & (found < ring.capacity)", "bit_tree.read(index.bits, inside)", "mask", FLAT),
+        ("bit_tree.read(index.tree, inside) & (found < ring.capacity)", "bit_tree.read(index.tree, inside)", "mask", FLAT),
+        ("ring.heads == 1 and not ring.removable", "not ring.removable", "count", REMOVABLE),
+        ("return slots if index.bits is None", "return slots * 0 if index.bits is None", "count", REMOVABLE),
+        ("        return ring.holds(slots)\n", "        return slots >= 0\n", "read", REMOVABLE),
         ("found = jnp.where(last_of_each(found), found, ring.capacity)", "found = found + 0", "windows", STRIDE),
         ("return index.total is None and ring.heads == 1", "return index.total is None", "count", SHUFFLED_APART),
         ("lax.cond(removed == 0, ", "lax.cond(removed >= 0, ", "mask", FLAT),
@@ -603,7 +607,7 @@ MUTANTS = [
         ("starts.int32_sum(change.evicted) + starts.overwritten_at_once(ring, span, window)", "starts.int32_sum(change.evicted)", "count", FRESH),
         ("starts.int32_sum(change.evicted) + starts.over", "starts.over", "count", FRESH),
         ("is_fresh & draw.mask", "is_fresh", "mask", ("test_fresh_first.py", "count_of_a_batch")),
-        ("start_index.place(fresh, found, ring.lanes)) & ~waits", "start_index.place(fresh, found, ring.lanes))", "resize", ("test_fresh_first.py", "resize")),
+        ("start_index.is_start(fresh, ring, found) & ~waits", "start_index.is_start(fresh, ring, found)", "resize", ("test_fresh_first.py", "resize")),
         ("if not _alike(window, other._fresh_window)", "if False", "resize", ("test_fresh_first.py", "another_window")),
         ("missed=_counted(index.missed, old.missed)", "missed=index.missed", "count", ("test_fresh_first.py", "missed")),
         ("before = (old_slots - (earlier + into) * old.lanes)", "before = (old_slots - into * old.lanes)", "resize", ("test_fresh_first.py", "serves")),
@@ -617,7 +621,7 @@ MUTANTS = [
     ),
     *of(
         "samplers/fresh_order.py",
-        ("before = bit_tree.rank(fresh.bits, ring.head)", "before = bit_tree.rank(fresh.bits, ring.head * 0)", "order", FRESH),
+        ("before = bit_tree.rank(fresh.tree, ring.head)", "before = bit_tree.rank(fresh.tree, ring.head * 0)", "order", FRESH),
         ("is_set & (rows > 0) & (rows < window.length)", "is_set & (rows < 0)", "mask", FRESH),
         ("jnp.sort(jnp.where(is_begun, own, _NONE)) - lanes", "jnp.sort(jnp.where(is_begun, own, _NONE))", "order", FRESH),
         ("there = number if begun is None else number - begun[1].astype(jnp.int32)", "there = number", "mask", FRESH),
@@ -660,8 +664,11 @@ MUTANTS = [
         ("return jnp.where(group_index.is_start(index, ring, slots), likely, 0)", "return likely", "read", GROUP),
     ),
     *of(
+        "ops/named.py",
+        ("in_order(flat.slot, state.fault)", "flat.slot, state.fault", "order", ("test_in_place.py", "behind_a_row")),
+    ),
+    *of(
         "ops/write.py",
-        ("slots = tie(slots, state.fault)", "slots = slots + 0", "order", ("test_in_place.py", "behind_a_row")),
         ("if looked_at := row_fields.among(sampler, state.storage.layout, changed):", "if looked_at := {}:", "mask", GROUP),
     ),
     *of(
@@ -684,6 +691,7 @@ MUTANTS = [
         ("jnp.where(own, slots, ring.capacity))", "slots)", "count", LIVES_OF_ALL),
         ("return self._counted(index, ring, slots, there)", "return self._counted(index, ring, slots, there & False)", "count", LIVES_OF_ALL),
         ("removed=ring.count() - total", "removed=ring.removed", "count", LIVES),
+        ("self.sampler.init(_removable(ring))", "self.sampler.init(ring)", "count", REMOVABLE),
         ("slots = jnp.where(is_live, slots, ring.capacity)", "slots = slots * 1", "mask", ("test_limited.py", "shape3 or shape4")),
         ("            slots = jnp.where(gone, ring.capacity, slots)\n", "", "resize", ("test_limits_anew.py", "low")),
         ("again = jnp.where(lost, slots, ring.capacity)", "again = jnp.full_like(slots, ring.capacity)", "resize", ("test_limits_anew.py", "more")),
@@ -697,7 +705,7 @@ MUTANTS = [
         ("uses = write_rows(uses, slots, jnp.zeros_like(slots))", "uses = uses * 1", "count", LIVES),
         ("slots = tie(span.slots, change.evicted)", "slots = span.slots", "order", BEFORE_ACTING),
         ("uses = write_rows(lives.uses, slots, read_rows(old.uses, old_slots))", "uses = lives.uses * 1", "resize", ("test_limited.py", "resize")),
-        ("return ~bit_tree.read(lives.live.bits, slots)", "return bit_tree.read(lives.live.bits, slots)", "resize", ("test_limits_anew.py", "judged")),
+        ("return ~bit_tree.read(lives.live.tree, slots)", "return bit_tree.read(lives.live.tree, slots)", "resize", ("test_limits_anew.py", "judged")),
         ("is_stale = ~versions.may_be_drawn(lives.versions, ring.clamp(slots))", "is_stale = versions.may_be_drawn(lives.versions, ring.clamp(slots))", "mask", LIVES),
         ("live & versions.may_be_drawn(lives.versions, slots)", "live", "mask", ("test_limited.py", "not_reach")),
     ),
@@ -782,7 +790,7 @@ MUTANTS = [
         "storage/place.py",
         ("stored = ring.stored[0] + count", "stored = ring.stored[0] + jnp.sum(kept, dtype=jnp.int32)", "count", PLACED),
         ("count = jnp.sum(kept & ~held, dtype=jnp.int32)", "count = jnp.sum(~held, dtype=jnp.int32)", "count", PLACED),
-        ("removed=ring.removed - jnp.sum(was_removed, dtype=jnp.int32)", "removed=ring.removed", "count", PLACED),
+        ("removed -= jnp.sum(was_removed, dtype=jnp.int32)", "removed -= 0", "count", PLACED),
         ("was_removed = held & (old & REMOVED > 0)", "was_removed = old & REMOVED > 0", "count", PLACED),
         ("evicted=held & ~was_removed", "evicted=held", "count", PLACED),
         ("write_rows(ring.writes, slots, writes + 1)", "write_rows(ring.writes, slots, writes)", "generation check", PLACED),
@@ -817,12 +825,12 @@ MUTANTS = [
         ("jnp.where(wraps, total - before + up_to, up_to - before)", "up_to - before", "seam", MIXED),
         ("* ring.lanes + (ring.lanes - 1 - slots % ring.lanes)", "* ring.lanes", "weights", MIXED),
         ("(totals.starts, by_priority, totals.recent)", "(totals.starts, totals.starts, totals.recent)", "weights", ("test_mixture.py", "emptied")),
-        ("jnp.where(start_index.is_start(index.starts, slots), likely, 0)", "likely", "read", MIXED),
+        ("jnp.where(start_index.is_start(index.starts, ring, slots), likely, 0)", "likely", "read", MIXED),
     ),
     *of(
         "samplers/shuffled.py",
         ("random_bits.fold_in(key, epoch)", "key", "order", EPOCHS),
-        ("sparse | start_index.is_start(index, found) | (total == 0)", "sparse | (found >= 0)", "count", SHUFFLED),
+        ("sparse | start_index.is_start(index, ring, found) | (total == 0)", "sparse | (found >= 0)", "count", SHUFFLED),
         ("mask = (positions < count - step[1]) & (total > 0)", "mask = positions < count - step[1]", "mask", SHUFFLED),
         ("ranks = first + jnp.minimum", "ranks = jnp.minimum", "count", EPOCHS),
         ("random_bits.fold_in(start_key, first)", "start_key", "by-episode", EPOCHS),
@@ -944,7 +952,7 @@ MUTANTS = [
     ),
     *of(
         "../adapters/fbuf_adapters/pytorch/_from_state.py",
-        ("name in options and options[name] != made_with[name]", "False", "adapters", COPIED),
+        ("name in options and options[name] != found[name]", "False", "adapters", COPIED),
         ("    refuse_consumed(\"from_state\", index)\n", "", "adapters", COPIED),
     ),
     *of(
