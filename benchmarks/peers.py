@@ -204,6 +204,15 @@ class Fbuf(Peer):
         return self.fbuf.update_priority(state, drawn.ids, priority, mask=mask)
 
 
+class Stays(Fbuf):
+    """This library, in a buffer whose rows cannot be removed."""
+
+    name = "fbuf, removable=False"
+
+    def init(self) -> Any:
+        return self.fbuf.init(self.item, self.capacity, sampler=self.sampler, removable=False)
+
+
 class CallAlone(Fbuf):
     """JAX's own calls: compiled functions of fbuf's arguments and results, without work.
 

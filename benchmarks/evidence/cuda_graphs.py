@@ -181,7 +181,8 @@ def steps_of_speed() -> Iterator[tuple[str, Any, Any]]:
     from benchmarks import compare, harness, peers
     from benchmarks.evidence import gpu_build
 
-    kinds: list[tuple[type[peers.Peer], bool]] = [(peers.Fbuf, False), (peers.Fbuf, True)]
+    own: list[type[peers.Peer]] = [peers.Fbuf, peers.Stays]
+    kinds = [(cls, prioritized) for cls in own for prioritized in (False, True)]
     for cls, prioritized in [*kinds, (peers.Flashbax, False)]:
         try:
             peer = cls(peers.ROW, CAPACITY, compare.MAIN, prioritized)
