@@ -415,7 +415,7 @@ Cases = dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]
 
 
 def views(capacity: int, sampler: Any) -> Cases:
-    """Sampling with each view."""
+    """Sampling with each view, and adding rows of which next observations are kept."""
     key = jax.eval_shape(lambda: jax.random.key(0))
     found: Cases = {}
     for view, item in VIEWS:
@@ -427,6 +427,10 @@ def views(capacity: int, sampler: Any) -> Cases:
         )
         sample = lambda s, k, view=view: fbuf.sample(s, k, BATCH, view=view)
         found[f"sample, {brief(view)}"] = sample, (state, key)
+    frames = jax.eval_shape(lambda: fbuf.init(FRAME, capacity, sampler=sampler, next_of="observation"))
+    rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((ADDED, *x.shape), x.dtype), FRAME)
+    add = lambda s, x: fbuf.add(s, x, next_observation=x["observation"])
+    found["add, frames and the next ones"] = add, (frames, rows)
     return found
 
 
