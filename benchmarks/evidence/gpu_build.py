@@ -427,9 +427,10 @@ def views(capacity: int, sampler: Any) -> Cases:
         )
         sample = lambda s, k, view=view: fbuf.sample(s, k, BATCH, view=view)
         found[f"sample, {brief(view)}"] = sample, (state, key)
-    frames = jax.eval_shape(lambda: fbuf.init(FRAME, capacity, sampler=sampler, next_of="observation"))
+    kept = {"sampler": sampler, "next_of": "observation"}
+    frames = jax.eval_shape(lambda: fbuf.init(FRAME, capacity, **kept))
     rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((ADDED, *x.shape), x.dtype), FRAME)
-    add = lambda s, x: fbuf.add(s, x, next_observation=x["observation"])
+    add = lambda state, rows: fbuf.add(state, rows, next_observation=rows["observation"])
     found["add, frames and the next ones"] = add, (frames, rows)
     return found
 
