@@ -415,7 +415,7 @@ Cases = dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]
 
 
 def views(capacity: int, sampler: Any) -> Cases:
-    """Sampling with each view."""
+    """Sampling with each view, and adding rows of which next observations are kept."""
     key = jax.eval_shape(lambda: jax.random.key(0))
     found: Cases = {}
     for view, item in VIEWS:
@@ -427,6 +427,11 @@ def views(capacity: int, sampler: Any) -> Cases:
         )
         sample = lambda s, k, view=view: fbuf.sample(s, k, BATCH, view=view)
         found[f"sample, {brief(view)}"] = sample, (state, key)
+    kept = {"sampler": sampler, "next_of": "observation"}
+    frames = jax.eval_shape(lambda: fbuf.init(FRAME, capacity, **kept))
+    rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((ADDED, *x.shape), x.dtype), FRAME)
+    add = lambda state, rows: fbuf.add(state, rows, next_observation=rows["observation"])
+    found["add, frames and the next ones"] = add, (frames, rows)
     return found
 
 

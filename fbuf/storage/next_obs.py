@@ -122,7 +122,8 @@ class NextObs:
         newest = (span.slots < ring.capacity) & (ring.newer(inside) == 0) & ~ends
         if known is not None:
             ends &= known
-        write = lambda where: rows.write(where, next_observation)
+        # The slots alone are no tie: with one lane, no place is computed from them.
+        write = lambda where: rows.write(tie(where, broken), next_observation)
         kept, lost = self._keep(ring, tie(span.slots, broken), ends, newest, write)
         return kept, lost | bits_where(broken, Fault.BROKEN_EPISODE)
 

@@ -441,6 +441,7 @@ MUTANTS = [
         ("        follows &= ~ring.is_removed(one_earlier)\n", "", "episode end", BROKEN),
         ("newest = lax.cummax(jnp.where(there, number, -1), axis=0)", "newest = lax.cummax(jnp.where(there, number, number), axis=0)", "episode end", BROKEN),
         ("kept, lost = self._keep(ring, tie(span.slots, broken), ends", "kept, lost = self._keep(ring, span.slots, ends", "order", ("test_contracts.py", "")),
+        ("rows.write(tie(where, broken), next_observation)", "rows.write(where, next_observation)", "order", ("test_next_obs.py", "")),
     ),
     *of(
         "ops/raise_on_fault.py",

@@ -63,7 +63,7 @@ CASES = {
     "M6-prioritised-4096": Case(scans.large_prioritised, 35),
     "M4": Case(ways.several_batches, 40),
     "M5": Case(ways.training_step, 60),
-    "M8": Case(memory.gathers, 35),
+    "M8": Case(memory.gathers, 45),
     "M7": Case(scans.trees, 45),
     "M9": Case(memory.ring, 25),
 }
