@@ -50,7 +50,7 @@ def test_reach_of_long_episodes(lanes, steps, often):
     size = length * lanes
     flags = rng.choice([0, 1, 2, 4, 12], size, p=[1 - often, *[often / 4] * 4]).astype(np.uint8)
     flags |= rng.choice([0, 16], size).astype(np.uint8)  # a bit that means nothing
-    ring = fbuf.storage.ring.empty(size, lanes, True, "same_step", follow=False)
+    ring = fbuf.storage.ring.empty(size, lanes, True, "same_step", follow=False, removable=True)
     head, stored = steps % length * lanes, min(steps, length) * lanes
     cursor = jnp.array([[head], [steps // length], [stored], [0], [0]], jnp.int32)
     ring = dataclasses.replace(ring, cursor=cursor, flags=jnp.asarray(flags))
@@ -74,7 +74,7 @@ def test_reach_of_long_episodes(lanes, steps, often):
 
 @pytest.mark.parametrize("rows", [1, 2, *range(31, 36), *range(63, 68)])
 def test_a_removed_row_at_the_edge_of_a_chunk(rows):
-    ring = fbuf.storage.ring.empty(300, 1, True, "same_step", follow=False)
+    ring = fbuf.storage.ring.empty(300, 1, True, "same_step", follow=False, removable=True)
     ring = dataclasses.replace(ring, cursor=jnp.array([[rows], [0], [rows], [0], [0]], jnp.int32))
     for removed, expected in ((rows, (rows - 1, 0)), (rows - 1, (max(rows - 2, 0), 0))):
         flags = jnp.zeros(300, jnp.uint8).at[removed].set(4)
