@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 import fbuf
 from fbuf.adapter_api import BatchDrawer, Calls, fold_in
@@ -22,6 +23,9 @@ from fbuf_adapters.pytorch._unpack import Axes, Unpack
 
 PackedDraw = tuple[Callable[[], PackedBatch], jax.Array]
 """A function that returns the packed batch of a turn, and the next turn."""
+
+Change = Callable[..., tuple[jax.Array, ...]]
+"""Makes the next leaves of a state, in a compiled program: of its form, arguments and leaves."""
 
 Unpackers = dict[tuple[int, bool], tuple[Unpack, Any]]
 """For each size of a batch, with 64 bits or without: what unpacks it, and its structure."""
@@ -64,11 +68,15 @@ class BatchRequest(NamedTuple):
     batch_size: int
     size: int
 
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """What a program that draws the batch takes beside the leaves."""
+        return self.key, self.turn, self.count, self.beta
+
     def call(self, program: Any, newest: list[Any]) -> Callable[[], Any]:
         """The call, in one instruction, of a program that draws it from the newest leaves."""
-        draw = functools.partial(program, batch_size=self.batch_size)
-        arguments = (self.key,), (self.turn,), (self.count,), (self.beta,)
-        return functools.partial(next, map(draw, newest, *arguments))
+        draw = functools.partial(program, *self.arguments, batch_size=self.batch_size)
+        return functools.partial(next, map(draw, newest))
 
     def kind(self, program: Any) -> Any:
         """Return a key of the compiled program."""
@@ -78,13 +86,8 @@ class BatchRequest(NamedTuple):
 class SupportsBatches(Protocol):
     """A state with programs that draw batches of it: a `Backend`."""
 
-    @property
-    def newest(self) -> list[tuple[jax.Array, ...]]:
-        """The arrays of the state, in a list that always has the newest ones."""
-        ...
-
-    def batch_program(self, recipe: Recipe) -> Callable[..., PackedDraw]:
-        """Return the program that draws batches of a recipe; see `BatchProgram`."""
+    def draw(self, recipe: Recipe, asked: BatchRequest, ahead: bool) -> PackedDraw:
+        """Draw a batch of a recipe from the newest state; see `BatchProgram`."""
         ...
 
 
@@ -135,7 +138,7 @@ class TensorDrawer(BatchDrawer):
         fitting = self.sizes.fitting("sample", size)
         count = None if fitting is None else np.int32(size)
         asked = BatchRequest(self._words, turn, count, beta, fitting or size, size)
-        return source.batch_program(self._recipe)(source.newest, asked, ahead)
+        return source.draw(self._recipe, asked, ahead)
 
     def exists(self, turn: jax.Array) -> bool:
         """Tell whether the program that was to compute a turn did so."""
@@ -175,7 +178,7 @@ class BatchProgram:
     def __init__(self, recipe: Recipe, calls: Calls, form: Any) -> None:
         """Draw from states of this form; nothing is compiled yet."""
         self._program, self._unpackers = compiled(form, recipe)
-        self._calls = calls
+        self._form, self._recipe, self._calls = form, recipe, calls
         self._axes: Axes | None = None
 
     def __call__(
@@ -183,9 +186,21 @@ class BatchProgram:
     ) -> PackedDraw:
         """Return a function that returns the batch, which is being computed, and the next turn."""
         program = self._program
-        packed, after = self._calls(asked.kind(program), asked.call(program, newest))
+        called = self._calls(asked.kind(program), asked.call(program, newest))
+        return self.drawn(called, newest[0], asked)
+
+    def after(self, change: Change) -> Any:
+        """Return a program that makes a change first; it takes what both take, leaves at the end.
+
+        It writes into the leaves that it is given. It returns the new ones, and what is drawn.
+        """
+        return _changing_and_drawing(change, self._form, self._recipe)
+
+    def drawn(self, called: Any, leaves: Any, asked: BatchRequest) -> PackedDraw:
+        """Return what the program has drawn, of leaves of these shapes and dtypes."""
+        packed, after = called
         if asked.count is not None and self._axes is None:
-            found = functools.partial(batch_axes, program, self._unpackers, newest[0], asked)
+            found = functools.partial(batch_axes, self._program, self._unpackers, leaves, asked)
             self._axes = self._calls.apart(found)
         unpack, tree = self._unpackers[asked.batch_size, _dtypes.x64()]
         axes = None if asked.count is None else self._axes
@@ -193,8 +208,8 @@ class BatchProgram:
         return lambda: drawn, after
 
 
-def turning(form: Any, recipe: Recipe, draw: Callable[..., Any]) -> Any:
-    """Compile what draws the batch of a turn, and says which one is next.
+def turning(form: Any, recipe: Recipe, draw: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that draws the batch of a turn, and says which one is next.
 
     Args:
         form: The structure of the state.
@@ -219,9 +234,8 @@ def turning(form: Any, recipe: Recipe, draw: Callable[..., Any]) -> Any:
         low = turn[1] + 1
         return drawn, jnp.stack([turn[0] + (low == 0).astype(jnp.uint32), low])
 
-    @functools.partial(jax.jit, static_argnames="batch_size")
     def program(
-        leaves: tuple[jax.Array, ...], key: Any, turn: Any, count: Any, beta: Any, batch_size: int
+        key: Any, turn: Any, count: Any, beta: Any, leaves: tuple[jax.Array, ...], batch_size: int
     ) -> tuple[Any, jax.Array]:
         state, key = (
             jax.tree.unflatten(form, leaves),
@@ -237,6 +251,29 @@ def turning(form: Any, recipe: Recipe, draw: Callable[..., Any]) -> Any:
 @functools.cache
 def compiled(form: Any, recipe: Recipe) -> tuple[Any, Unpackers]:
     """Return the program that draws and packs a batch, and returns the next turn; the unpackers."""
+    program, unpackers = _drawing(form, recipe)
+    return jax.jit(program, static_argnames="batch_size"), unpackers
+
+
+@functools.cache
+def _changing_and_drawing(change: Change, form: Any, recipe: Recipe) -> Any:
+    """Compile a change and the draw after it."""
+    draw, _ = _drawing(form, recipe)
+
+    @functools.partial(jax.jit, static_argnames="batch_size", donate_argnums=2)
+    def program(
+        given: tuple[Any, ...], asked: tuple[Any, ...], leaves: Any, batch_size: int
+    ) -> tuple[tuple[jax.Array, ...], Any]:
+        # Apart, so that XLA computes each as it does alone, to the last bit.
+        leaves = lax.optimization_barrier(change(form, *given, leaves))
+        return leaves, draw(*asked, leaves, batch_size=batch_size)
+
+    return program
+
+
+@functools.cache
+def _drawing(form: Any, recipe: Recipe) -> tuple[Callable[..., Any], Unpackers]:
+    """Return the function of `compiled`, and the unpackers."""
     unpackers: Unpackers = {}
 
     def draw(state: Any, key: Any, batch_size: int, **options: Any) -> tuple[jax.Array, ...]:
@@ -256,9 +293,8 @@ def packed(sample: Any, batch_size: int, unpackers: Unpackers) -> tuple[jax.Arra
 
 def batch_axes(program: Any, unpackers: Unpackers, leaves: Any, asked: BatchRequest) -> Axes:
     """The axes of what a program draws, of leaves that may be shapes and dtypes."""
-    arguments = leaves, asked.key, asked.turn, asked.count, asked.beta
     for size in (1, 2):
-        jax.eval_shape(functools.partial(program, batch_size=size), *arguments)
+        jax.eval_shape(functools.partial(program, batch_size=size), *asked.arguments, leaves)
     one, two = (unpackers[size, _dtypes.x64()][0].shapes for size in (1, 2))
     return tuple(
         next((axis for axis, (m, n) in enumerate(zip(a, b, strict=True)) if m != n), None)

@@ -292,6 +292,9 @@ class ReplayBuffer(Copied):
     ) -> None:
         """Give rows new priorities.
 
+        On a GPU the next `sample` does it, in one program with its draw, or any method before that
+        looks at the rows. You may write to the tensors when this call returns.
+
         Args:
             ids: `batch.ids`, or part of them. On a GPU the ids of the newest batches are not read
                 again, unless torch has counted a write to them. It does not count writes to
@@ -585,7 +588,7 @@ class ReplayBuffer(Copied):
         """
         with self.contents.attribute(), self.lock:
             self.contents.check_on_device("state")
-            return self.contents.made("state").backend.state
+            return self.contents.made("state").backend.shown()
 
     @state.setter
     def state(self, state: fbuf.State[Any]) -> None:

@@ -108,6 +108,14 @@ class Spec:
         return self.transform is not None and bool(self.prefetch)
 
     @property
+    def defers(self) -> bool:
+        """Whether changes of priorities wait for the next draw.
+
+        On CPU they go on while the learner works, and the draw would wait for them.
+        """
+        return self.device.type == "cuda" and not self.on_host
+
+    @property
     def lead(self) -> int:
         """The number of axes that one step has before those of an item."""
         return 0 if self.buffer.num_envs is None else 1
