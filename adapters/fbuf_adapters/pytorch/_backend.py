@@ -7,8 +7,9 @@ would then hold the old state, whose memory is gone. So both are one instruction
 change it before.
 
 A change may also wait for the next draw: then one program does both. It is made before anything
-else looks at the state. So its meaning is that of a change made at once. That instruction also
-takes it from the list of those that wait. Else an exception could lose it, or have it made twice.
+else looks at the state. So its meaning is that of a change made at once. The instruction that makes
+the change also takes it from the list of those that wait. Else an exception could lose the change,
+or have it made twice.
 """
 
 from __future__ import annotations
@@ -173,14 +174,14 @@ class Backend:
     ) -> None:
         """Have a function of fbuf make the next state of this one, with the next draw.
 
-        Or before, if anything else looks at the state. What is wrong with the arguments raises now.
+        Or before, if anything else looks at the state. Wrong arguments raise now.
 
         Args:
             operation: As for `change`.
             leaves: As for `change`. Nobody else may write to arrays of JAX's among them.
             structure: As for `change`.
-            read: Is called when torch may use the memory of these arrays again, in the order of
-                JAX's work: after the change was made, with its fault bits.
+            read: Is called after the change was made, with its fault bits. Torch may then use the
+                memory of these arrays again, if it waits for the bits.
         """
         self._make_pending()
         parts, arrays, others = _taken_apart(operation, leaves, structure, {})
@@ -201,9 +202,7 @@ class Backend:
         self._make_pending(but=0 if _dtypes.x64() else 1)
         for change in self._pending[:1]:
             after = program.after(change.function)
-            call = functools.partial(
-                after, change.given, asked.arguments, batch_size=asked.batch_size
-            )
+            call = functools.partial(after, change.given, asked.arguments, **asked.static)
             found: list[Any] = []
             run = map(found.append, map(call, self._leaves_for(change)))
             keep = map(self._keep, map(operator.itemgetter(0), found))

@@ -151,7 +151,8 @@ class Contents:
         Rows that an opened store reads where they lie become rows in memory.
         """
         spec = self.spec
-        names = ("view", "batch_size", "int64", "transform", "pin_memory", "prefetch", "drop_last")
+        names = ("view", "batch_size", "int64", "transform", "pin_memory", "prefetch")
+        names += ("batches_per_draw", "drop_last")
         host = spec.on_host if spec.files is None else str(spec.files)
         return {
             **spec.buffer.options,

@@ -87,7 +87,7 @@ def _planning(form: Any, recipe: Recipe) -> tuple[Any, dict[Any, Any]]:
         return tuple(leaves)
 
     program = _drawer.turning(form, recipe, draw)
-    return jax.jit(program, static_argnames="batch_size"), trees
+    return jax.jit(program, static_argnames=_drawer.STATIC), trees
 
 
 @functools.cache

@@ -197,7 +197,7 @@ def let_torch_wait(fault: jax.Array, stream: Any = None) -> None:
 def letting_torch_wait(given: Any) -> Callable[[jax.Array], None] | None:
     """Return a function that does so for the stream that is current now; None without a GPU.
 
-    What is copied of the arguments lies in memory of this stream.
+    Copies of the arguments lie in memory of this stream.
     """
     for leaf in jax.tree.leaves(given):
         if is_on_gpu(leaf):

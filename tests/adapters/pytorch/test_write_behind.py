@@ -223,7 +223,7 @@ def test_the_program_writes_in_place():
     stream = buffer.contents.stream
     asked = _drawer.BatchRequest(stream.drawer._words, stream._turn, None, None, BATCH, BATCH)
     program = buffer.contents.stored.backend._programs["draw"].after(change.function)
-    compiled = program.lower(change.given, asked.arguments, kept, batch_size=BATCH).compile()
+    compiled = program.lower(change.given, asked.arguments, kept, **asked.static).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < 2**15
     buffer.sample()
     after = {x.unsafe_buffer_pointer() for x in buffer.contents.stored.backend._kept[0]}
