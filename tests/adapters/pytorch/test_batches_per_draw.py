@@ -17,7 +17,7 @@ import fbuf
 
 torch = pytest.importorskip("torch")
 
-from fbuf_adapters.pytorch import ReplayBuffer, _lifetime, _to_torch  # noqa: E402 (after the skip)
+from fbuf_adapters.pytorch import ReplayBuffer, _lifetime, _to_torch, _unpack  # noqa: E402 (after the skip)
 from support.buffers import BATCH, KINDS, PAIRS, assert_same, bits, rows  # noqa: E402
 from support.emulated_gpu import Stream, emulated_gpu  # noqa: E402
 from support.reentry import call_at_line  # noqa: E402
@@ -123,15 +123,18 @@ def test_no_two_tensors_share_memory(form):
             assert_same(tensors[number + 1 :], before[number + 1 :])
 
 
-def test_a_tensor_keeps_no_memory_of_other_batches():
+def test_a_small_tensor_keeps_no_memory_of_other_batches(monkeypatch):
     """But for a little; see the page about PyTorch."""
-    buffer = ReplayBuffer(100, batch_size=64, batches_per_draw=16, seed=0)
-    buffer.extend({"x": torch.ones(100, 64), "n": torch.arange(100).int()})
-    batch = buffer.sample()
-    array = batch.data["n"].numpy()
-    while array.base is not None and hasattr(array.base, "base"):
-        array = array.base
-    assert array.nbytes <= 2**16
+    memory, seen = _unpack._memory, []
+    monkeypatch.setattr(_unpack, "_memory", lambda array: seen.append(memory(array)) or seen[-1])
+    buffer = ReplayBuffer(100, batch_size=64, batches_per_draw=8, seed=0)
+    buffer.extend({"x": torch.ones(100, 128), "n": torch.arange(100).int()})
+    data = buffer.sample().data
+    lies_in = lambda tensor: any(
+        0 <= tensor.data_ptr() - array.ctypes.data < array.nbytes for array in seen
+    )
+    assert lies_in(data["x"])
+    assert not lies_in(data["n"])
 
 
 # Calls that drop them.
@@ -209,8 +212,8 @@ def test_a_run_goes_on_with_those_that_are_left(way, taken, tmp_path):
 
 def test_sizes_of_a_loaded_run_are_those_of_as_many_calls():
     """A size that has no program of its own yet gets one with its second batch."""
-    of_another = make(batch_size=5)
-    buffers = both()
+    of_another = make(batch_size=5, sampler=fbuf.Prioritized())
+    buffers = both(batch_size=6, sampler=fbuf.Prioritized())
     for buffer in buffers:
         buffer.load_state_dict(of_another.state_dict())
     for _ in range(2 * K):
@@ -250,6 +253,30 @@ def test_an_error_of_the_transform_leaves_its_batch_out():
         several.sample()
     for number in (2, 3, 4):
         assert_same(several.sample(), batches[number])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_batch_that_was_broken_off_is_that_of_the_first_call(form):
+    """The transform had begun to write to it, and rows have come since."""
+    calls: list[int] = []
+
+    def transform(batch: Any) -> Any:
+        calls.append(1)
+        batch.data["next"]["reward"].mul_(2)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return batch
+
+    single = make(transform=lambda b: b.data["next"]["reward"].mul_(2) is None or b)
+    expected = [single.sample() for _ in range(K)]
+    with FORMS[form]():
+        several = make(batches_per_draw=K, transform=transform)
+        assert_same(several.sample(), expected[0])
+        with pytest.raises(KeyboardInterrupt):
+            several.sample()
+        several.extend(rows(8, 50))
+        assert_same(several.sample(), expected[1])
+        assert_same(several.sample(), expected[2])
 
 
 @pytest.mark.parametrize("transform", [False, True])
@@ -333,6 +360,15 @@ def test_modes_are_those_of_the_call_that_returns_a_batch(form):
             expected = single.sample()
             if found[number] is not None:
                 assert_same(found[number], expected)
+
+
+def test_a_tensor_that_was_made_under_inference_mode_is_made_again():
+    aliases, array = _to_torch.KeptAliases(), jnp.ones(3)
+    with torch.inference_mode():
+        assert aliases.of(array).is_inference()
+    tensor = aliases.of(array)
+    assert not tensor.is_inference()
+    assert aliases.of(array) is tensor
 
 
 def test_each_array_is_handed_over_once():
