@@ -24,7 +24,7 @@ class Drawn:
         size: The number of rows that were asked for.
         take: Returns the batch as the user gets it.
         cancel: Is called if nobody will take the batch.
-        ahead: Whether another thread makes the batch, whole, once.
+        ahead: Whether the batch can be taken again if a call is broken off: it is made once.
         raised: Tells whether an exception is that of the thread.
     """
 
@@ -50,6 +50,16 @@ class BatchDrawer(Protocol):
         """Return the same for a thread: its function returns another one, which takes the batch."""
         ...
 
+    def draw_several(
+        self, source: Any, turn: Any, size: int, option: Any, count: int
+    ) -> list[tuple[Make, Any]]:
+        """Return the same for several batches, which one program draws from one state.
+
+        They are those that as many calls of `draw` would return. There are at most `count` of them,
+        and at least one. If there are several, each call of a function makes its batch anew.
+        """
+        return [self.draw(source, turn, size, option)]
+
     def exists(self, turn: Any) -> bool:
         """Tell whether the program that was to compute a turn did so."""
         return True
@@ -66,7 +76,13 @@ class BatchStream(Generic[D]):
     """
 
     def __init__(
-        self, drawer: D, turn: Any, batch_size: int | None, prefetch: int, thread: str
+        self,
+        drawer: D,
+        turn: Any,
+        batch_size: int | None,
+        prefetch: int,
+        thread: str,
+        per_draw: int = 1,
     ) -> None:
         """Begin; nothing is drawn yet.
 
@@ -76,11 +92,12 @@ class BatchStream(Generic[D]):
             batch_size: The size of the batches that are drawn ahead.
             prefetch: The number of batches to keep ready.
             thread: The name of the thread that makes them.
+            per_draw: The number of batches that one program draws, if there is no thread.
         """
         self.drawer = drawer
         self._turn = self._last = turn
         """The turn of the next batch, and the one after the last batch that was returned."""
-        self._batch_size, self._prefetch = batch_size, prefetch
+        self._batch_size, self._prefetch, self._per_draw = batch_size, prefetch, per_draw
         self._ahead: collections.deque[Drawn] = collections.deque()
         self._unfinished: Drawn | None = None
         """The batch of the main thread's last call, as long as that has not returned it."""
@@ -119,7 +136,7 @@ class BatchStream(Generic[D]):
             self._ahead.popleft()
         if drawn is not None:
             if self._again or not drawn.ahead:
-                # Rows have gone since, or a transform may have changed the batch.
+                # Rows have gone since, or nobody has kept the batch.
                 take, after = self.drawer.draw(source, drawn.before, size, option)
                 turn = after if drawn.after is self._turn else self._turn
                 drawn = dataclasses.replace(drawn, take=take, after=after, ahead=False)
@@ -130,6 +147,8 @@ class BatchStream(Generic[D]):
             self.drop()
         if self._prefetch and size == self._batch_size:
             self._fill(source, option)
+        elif self._per_draw > 1 and size == self._batch_size and not self._ahead:
+            self._draw_several(source, size, option)
         if self._ahead:
             drawn = self._ahead[0]
         else:
@@ -218,6 +237,29 @@ class BatchStream(Generic[D]):
             task = worker.submit(Task(make))
             take = functools.partial(_taken, task)
             self._ahead.append(Drawn(turn, after, size, take, task.cancel, True, task.raised))
+
+    def _draw_several(self, source: Any, size: int, option: Any) -> None:
+        """Draw the next batches in one program."""
+        before, several = self._turn, []
+        drawn = self.drawer.draw_several(source, before, size, option, self._per_draw)
+        for make, after in drawn:
+            several.append(Drawn(before, after, size, _Once(make), ahead=len(drawn) > 1))
+            before = after
+        self._ahead.extend(several)
+
+
+class _Once:
+    """Makes a batch when it is first taken. A later call is that of a save, or takes it again."""
+
+    def __init__(self, make: Make) -> None:
+        self._make = make
+        self._made: list[Any] = []
+
+    def __call__(self) -> Any:
+        """Return the batch."""
+        if not self._made:
+            self._made = [self._make()]
+        return self._made[0]
 
 
 def _taken(task: Task) -> Any:

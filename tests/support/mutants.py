@@ -1611,7 +1611,7 @@ MUTANTS = [
         ("return free(leaf) if axis is None else _cut(leaf, size, axis)", "return leaf", "tensors", free("gpu")),
         ("return _dlpack.taken(to_dlpack(tensor))", "return tensor.view(tensor.shape)", "tensors", free("read or gpu")),
         ("        return np.array(array)\n", "        raise\n", "tensors", free("within_a_transform")),
-        ("leaf.copy() if place.copied else leaf", "leaf", "tensors", free("small")),
+        ("leaf.copy() if copied else leaf", "leaf", "tensors", free("small")),
         ("free(leaf.narrow(axis, 0, size).contiguous())", "leaf.narrow(axis, 0, size)", "tensors", free("sizes or gpu")),
         ("np.ascontiguousarray(leaf[(slice(None),) * axis + (slice(size),)])", "leaf[(slice(None),) * axis + (slice(size),)]", "tensors", free("time_major")),
     ),

@@ -30,14 +30,16 @@ class TensorStream(BatchStream[TensorDrawer]):
         """
         drawer = TensorDrawer(spec, key, delivery)
         first = drawer.turn((0, 0))
-        super().__init__(drawer, first, spec.batch_size, spec.prefetch, "fbuf-prefetch")
+        super().__init__(
+            drawer, first, spec.batch_size, spec.prefetch, "fbuf-prefetch", spec.batches_per_draw
+        )
 
     def begin_epoch(self) -> None:
         """Go on with the first batch of an epoch."""
         self.drop()
         if self._unfinished and threading.current_thread() is threading.main_thread():
             self._give_up(self._unfinished)
-        epoch, first = np.asarray(self._turn)
+        epoch, first = np.asarray(self.drawer.array(self._turn))
         if first:
             self._turn = self.drawer.turn((epoch + np.uint32(1), 0))
 

@@ -151,7 +151,8 @@ class Contents:
         Rows that an opened store reads where they lie become rows in memory.
         """
         spec = self.spec
-        names = ("view", "batch_size", "int64", "transform", "pin_memory", "prefetch", "drop_last")
+        names = ("view", "batch_size", "int64", "transform", "pin_memory", "prefetch")
+        names += ("batches_per_draw", "drop_last")
         host = spec.on_host if spec.files is None else str(spec.files)
         return {
             **spec.buffer.options,
@@ -195,7 +196,7 @@ class Contents:
                 f"{where(function)} nothing has been added yet, so the item is not known; add "
                 "something first, or give the buffer its item when you make it"
             )
-        if self.stored.backend.fault.is_deleted():
+        if self.stored.backend.is_consumed:
             if self.spec.on_host:
                 raise RuntimeError(
                     f"{where(function)} the HostStore of this buffer was changed by its own "
@@ -210,15 +211,15 @@ class Contents:
     def filled(self, function: str) -> Stored:
         """Return the rows as `made` does, if there has been one."""
         stored = self.made(function)
-        if stored.backend.fault is stored.blank:
+        if stored.backend.stamp is stored.blank:
             raise RuntimeError(f"{where(function)} the buffer is empty; add something first")
         return stored
 
     @property
-    def stamp(self) -> jax.Array:
-        """A small array of the state: another one as soon as the state has changed."""
+    def stamp(self) -> object:
+        """A small object that names the state: another one as soon as the state has changed."""
         with self.lock:
-            return self.made("state").backend.fault
+            return self.made("state").backend.stamp
 
     def set_state(self, state: Any) -> None:
         """Go on with a state of this buffer that other code has made."""
@@ -250,7 +251,8 @@ class Contents:
         state = self.calls.apart(lambda: room.grown(stored.backend, flags, time_major))
         if state is None:
             return stored
-        grown = dataclasses.replace(stored, backend=Backend(state, self.calls))
+        backend = Backend(state, self.calls, self.spec.defers)
+        grown = dataclasses.replace(stored, backend=backend)
         if self.stored is stored:  # at once: the next change consumes what both share
             self.stored = grown
         return grown
@@ -288,7 +290,7 @@ class Contents:
                 with jax.default_device(spec.jax_device):
                     state = spec.buffer.init(item)
             # Committed, so that what is computed from it stays there, and nothing compiles twice.
-            return Backend(jax.device_put(state, spec.jax_device), self.calls)
+            return Backend(jax.device_put(state, spec.jax_device), self.calls, spec.defers)
         store = state
         if not isinstance(store, HostStore):
             with jax.default_device(spec.jax_device):

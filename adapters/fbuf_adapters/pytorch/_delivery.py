@@ -14,7 +14,7 @@ from fbuf.adapter_api import wait_for
 from fbuf_adapters.pytorch import _containers, _lifetime
 from fbuf_adapters.pytorch._handed_ids import HandedIds
 from fbuf_adapters.pytorch._spec import Spec, where
-from fbuf_adapters.pytorch._to_torch import torch_device
+from fbuf_adapters.pytorch._to_torch import Aliases, torch_device
 from fbuf_adapters.pytorch._tree import map_tensors
 from fbuf_adapters.pytorch._unpack import Axes, Unpack, free
 
@@ -32,6 +32,9 @@ class PackedBatch:
         size: How many rows the user asked for.
         axes: The axis of each leaf that its rows are on, None if they are on none; None if there
             are just as many.
+        number: Which of several batches it is that lie in the arrays, one behind the other; None
+            if the arrays hold no other.
+        aliases: Tensors on arrays that several batches lie in; None makes them anew.
     """
 
     arrays: tuple[jax.Array, ...]
@@ -39,6 +42,13 @@ class PackedBatch:
     tree: Any
     size: int
     axes: Axes | None
+    number: int | None = None
+    aliases: Aliases | None = None
+
+    def leaves(self) -> list[torch.Tensor]:
+        """Return its leaves, in the memory of the arrays."""
+        aliases = self.aliases or Aliases()
+        return self.unpack(self.arrays, self.size, self.axes, self.number, aliases)
 
 
 class Delivery:
@@ -60,9 +70,13 @@ class Delivery:
         of_host = torch_device(drawn.arrays[0].sharding).type == "cpu"
         if waits and of_host:
             wait_for(drawn.arrays[0])
-        leaves = drawn.unpack(drawn.arrays, drawn.size, drawn.axes)
+        leaves = drawn.leaves()
+        if drawn.number is not None and self._spec.transform is not None:
+            # It may write to them, and be broken off; they are then taken again.
+            leaves = [leaf.clone() for leaf in leaves]
         batch = drawn.tree.unflatten(self.widened(leaves))
-        if self._returns_ids and drawn.axes is None and not of_host:
+        alone = drawn.axes is None and drawn.number is None
+        if self._returns_ids and alone and not of_host:
             self.handed.note(batch, drawn.arrays, drawn.unpack, drawn.tree)
         if self.rebuild and self._of_items:
             batch = dataclasses.replace(batch, data=self.rebuild[0](batch.data, batch.mask.shape))

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 import fbuf
 from fbuf.adapter_api import BatchDrawer, Calls, fold_in
@@ -18,10 +19,20 @@ from fbuf_adapters.pytorch import _delivery, _dtypes, _modes, _packed
 from fbuf_adapters.pytorch._delivery import PackedBatch
 from fbuf_adapters.pytorch._sizes import Sizes
 from fbuf_adapters.pytorch._spec import Spec
+from fbuf_adapters.pytorch._to_torch import KeptAliases
 from fbuf_adapters.pytorch._unpack import Axes, Unpack
 
-PackedDraw = tuple[Callable[[], PackedBatch], jax.Array]
-"""A function that returns the packed batch of a turn, and the next turn."""
+PackedDraw = tuple[Callable[[], PackedBatch], Any]
+"""A function that returns the packed batch of a turn, and the next turn.
+
+If several are drawn, the function returns all of them, with an axis before theirs. Beside it are
+the turns after each, and the last of these once more."""
+
+STATIC = ("batch_size", "batches")
+"""The arguments of such programs that are part of them."""
+
+Change = Callable[..., tuple[jax.Array, ...]]
+"""Makes the next leaves of a state, in a compiled program: of its form, arguments and leaves."""
 
 Unpackers = dict[tuple[int, bool], tuple[Unpack, Any]]
 """For each size of a batch, with 64 bits or without: what unpacks it, and its structure."""
@@ -55,6 +66,7 @@ class BatchRequest(NamedTuple):
         beta: As for `fbuf.sample`.
         batch_size: How many rows are drawn.
         size: How many rows the user asked for.
+        batches: How many batches are drawn: this one, and those of the turns that follow.
     """
 
     key: jax.Array
@@ -63,28 +75,33 @@ class BatchRequest(NamedTuple):
     beta: Any
     batch_size: int
     size: int
+    batches: int = 1
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """The arguments beside the leaves, of a program that draws the batch."""
+        return self.key, self.turn, self.count, self.beta
+
+    @property
+    def static(self) -> dict[str, int]:
+        """The arguments that are part of the program."""
+        return {"batch_size": self.batch_size, "batches": self.batches}
 
     def call(self, program: Any, newest: list[Any]) -> Callable[[], Any]:
         """The call, in one instruction, of a program that draws it from the newest leaves."""
-        draw = functools.partial(program, batch_size=self.batch_size)
-        arguments = (self.key,), (self.turn,), (self.count,), (self.beta,)
-        return functools.partial(next, map(draw, newest, *arguments))
+        draw = functools.partial(program, *self.arguments, **self.static)
+        return functools.partial(next, map(draw, newest))
 
     def kind(self, program: Any) -> Any:
         """Return a key of the compiled program."""
-        return program, self.batch_size, self.count is None, type(self.beta)
+        return program, self.batch_size, self.batches, self.count is None, type(self.beta)
 
 
 class SupportsBatches(Protocol):
     """A state with programs that draw batches of it: a `Backend`."""
 
-    @property
-    def newest(self) -> list[tuple[jax.Array, ...]]:
-        """The arrays of the state, in a list that always has the newest ones."""
-        ...
-
-    def batch_program(self, recipe: Recipe) -> Callable[..., PackedDraw]:
-        """Return the program that draws batches of a recipe; see `BatchProgram`."""
+    def draw(self, recipe: Recipe, asked: BatchRequest, ahead: bool) -> PackedDraw:
+        """Draw a batch of a recipe from the newest state; see `BatchProgram`."""
         ...
 
 
@@ -128,14 +145,40 @@ class TensorDrawer(BatchDrawer):
         stream = self._stream  # and not this object, which pending batches would keep
         return lambda: _delivery.Ahead(make, stream).take, after
 
+    def draw_several(
+        self, source: SupportsBatches, turn: Any, size: int, option: Any, count: int
+    ) -> list[tuple[Callable[[], Any], Any]]:
+        """Draw the batches of a turn and of those that follow, in one program."""
+        asked = self._asked(turn, size, option, count)
+        make, after = source.draw(self._recipe, asked, False)
+        if asked.batches == 1:
+            return [(functools.partial(self._delivery, make, waits=True), after)]
+        turns, last = after
+        whole = dataclasses.replace(make(), aliases=KeptAliases())
+
+        def delivered(number: int) -> Any:
+            one = dataclasses.replace(whole, number=number)
+            return self._delivery(lambda: one, waits=True)
+
+        each = [*(_Among(turns, number) for number in range(count - 1)), last]
+        return [(functools.partial(delivered, n), turn) for n, turn in enumerate(each)]
+
     def _packed(
-        self, source: SupportsBatches, turn: jax.Array, size: int, beta: Any, ahead: bool
+        self, source: SupportsBatches, turn: Any, size: int, beta: Any, ahead: bool
     ) -> PackedDraw:
-        """Draw the batch of a turn with a program of its size, or of the next known one."""
+        """Draw the batch of a turn."""
+        return source.draw(self._recipe, self._asked(turn, size, beta), ahead)
+
+    def _asked(self, turn: Any, size: int, beta: Any, batches: int = 1) -> BatchRequest:
+        """Return the request for a batch, of a program of its size or of the next known one.
+
+        If the size has no program of its own, it asks for one batch: the next call may have one.
+        """
         fitting = self.sizes.fitting("sample", size)
-        count = None if fitting is None else np.int32(size)
-        asked = BatchRequest(self._words, turn, count, beta, fitting or size, size)
-        return source.batch_program(self._recipe)(source.newest, asked, ahead)
+        turn, words = self.array(turn), self._words
+        if fitting is None:
+            return BatchRequest(words, turn, None, beta, size, size, batches)
+        return BatchRequest(words, turn, np.int32(size), beta, fitting, size)
 
     def exists(self, turn: jax.Array) -> bool:
         """Tell whether the program that was to compute a turn did so."""
@@ -144,6 +187,10 @@ class TensorDrawer(BatchDrawer):
         except jax.errors.JaxRuntimeError:
             return False
         return True
+
+    def array(self, turn: Any) -> jax.Array:
+        """Return a turn as an array: it may lie in one with others."""
+        return self.turn(turn.words()) if isinstance(turn, _Among) else turn
 
     def turn(self, words: Any) -> jax.Array:
         """Return a turn on the device."""
@@ -169,13 +216,29 @@ class TensorDrawer(BatchDrawer):
         return jax.device_put(array, device)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Among:
+    """A turn among those that a program has returned: few of them are looked at."""
+
+    turns: jax.Array
+    number: int
+
+    def words(self) -> np.ndarray[Any, Any]:
+        """Return the turn; it waits for the program."""
+        return np.asarray(self.turns)[self.number]
+
+    def block_until_ready(self) -> None:
+        """Wait for the program, or raise what it has raised."""
+        self.turns.block_until_ready()
+
+
 class BatchProgram:
     """Draw batches of a state. Call it with a lock held."""
 
     def __init__(self, recipe: Recipe, calls: Calls, form: Any) -> None:
         """Draw from states of this form; nothing is compiled yet."""
         self._program, self._unpackers = compiled(form, recipe)
-        self._calls = calls
+        self._form, self._recipe, self._calls = form, recipe, calls
         self._axes: Axes | None = None
 
     def __call__(
@@ -183,9 +246,21 @@ class BatchProgram:
     ) -> PackedDraw:
         """Return a function that returns the batch, which is being computed, and the next turn."""
         program = self._program
-        packed, after = self._calls(asked.kind(program), asked.call(program, newest))
+        called = self._calls(asked.kind(program), asked.call(program, newest))
+        return self.drawn(called, newest[0], asked)
+
+    def after(self, change: Change) -> Any:
+        """Return a program that makes a change first; it takes what both take, leaves at the end.
+
+        It writes into the leaves that it is given. It returns the new ones, and what is drawn.
+        """
+        return _changing_and_drawing(change, self._form, self._recipe)
+
+    def drawn(self, called: Any, leaves: Any, asked: BatchRequest) -> PackedDraw:
+        """Return what the program has drawn, of leaves of these shapes and dtypes."""
+        packed, after = called
         if asked.count is not None and self._axes is None:
-            found = functools.partial(batch_axes, program, self._unpackers, newest[0], asked)
+            found = functools.partial(batch_axes, self._program, self._unpackers, leaves, asked)
             self._axes = self._calls.apart(found)
         unpack, tree = self._unpackers[asked.batch_size, _dtypes.x64()]
         axes = None if asked.count is None else self._axes
@@ -193,8 +268,8 @@ class BatchProgram:
         return lambda: drawn, after
 
 
-def turning(form: Any, recipe: Recipe, draw: Callable[..., Any]) -> Any:
-    """Compile what draws the batch of a turn, and says which one is next.
+def turning(form: Any, recipe: Recipe, draw: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that draws the batch of a turn, and says which one is next.
 
     Args:
         form: The structure of the state.
@@ -219,17 +294,34 @@ def turning(form: Any, recipe: Recipe, draw: Callable[..., Any]) -> Any:
         low = turn[1] + 1
         return drawn, jnp.stack([turn[0] + (low == 0).astype(jnp.uint32), low])
 
-    @functools.partial(jax.jit, static_argnames="batch_size")
     def program(
-        leaves: tuple[jax.Array, ...], key: Any, turn: Any, count: Any, beta: Any, batch_size: int
-    ) -> tuple[Any, jax.Array]:
+        key: Any,
+        turn: Any,
+        count: Any,
+        beta: Any,
+        leaves: tuple[jax.Array, ...],
+        batch_size: int,
+        batches: int,
+    ) -> tuple[Any, Any]:
         state, key = (
             jax.tree.unflatten(form, leaves),
             jax.random.wrap_key_data(key, impl=recipe.kind),
         )
-        if recipe.in_order:
-            return in_epoch(state, key, turn, count, batch_size)
-        return alone(state, key, turn, count, beta, batch_size)
+
+        def one(turn: Any) -> tuple[Any, jax.Array]:
+            if recipe.in_order:
+                return in_epoch(state, key, turn, count, batch_size)
+            return alone(state, key, turn, count, beta, batch_size)
+
+        if batches == 1:
+            return one(turn)
+
+        def step(turn: Any, _: None) -> tuple[Any, Any]:
+            drawn, after = one(turn)
+            return after, (drawn, after)
+
+        last, (drawn, turns) = lax.scan(step, turn, None, batches)
+        return drawn, (turns, last)
 
     return program
 
@@ -237,6 +329,29 @@ def turning(form: Any, recipe: Recipe, draw: Callable[..., Any]) -> Any:
 @functools.cache
 def compiled(form: Any, recipe: Recipe) -> tuple[Any, Unpackers]:
     """Return the program that draws and packs a batch, and returns the next turn; the unpackers."""
+    program, unpackers = _drawing(form, recipe)
+    return jax.jit(program, static_argnames=STATIC), unpackers
+
+
+@functools.cache
+def _changing_and_drawing(change: Change, form: Any, recipe: Recipe) -> Any:
+    """Compile a change and the draw after it."""
+    draw, _ = _drawing(form, recipe)
+
+    @functools.partial(jax.jit, static_argnames=STATIC, donate_argnums=2)
+    def program(
+        given: tuple[Any, ...], asked: tuple[Any, ...], leaves: Any, **static: int
+    ) -> tuple[tuple[jax.Array, ...], Any]:
+        # Apart, so that XLA computes each as it does alone, to the last bit.
+        leaves = lax.optimization_barrier(change(form, *given, leaves))
+        return leaves, draw(*asked, leaves, **static)
+
+    return program
+
+
+@functools.cache
+def _drawing(form: Any, recipe: Recipe) -> tuple[Callable[..., Any], Unpackers]:
+    """Return the function of `compiled`, and the unpackers."""
     unpackers: Unpackers = {}
 
     def draw(state: Any, key: Any, batch_size: int, **options: Any) -> tuple[jax.Array, ...]:
@@ -256,9 +371,9 @@ def packed(sample: Any, batch_size: int, unpackers: Unpackers) -> tuple[jax.Arra
 
 def batch_axes(program: Any, unpackers: Unpackers, leaves: Any, asked: BatchRequest) -> Axes:
     """The axes of what a program draws, of leaves that may be shapes and dtypes."""
-    arguments = leaves, asked.key, asked.turn, asked.count, asked.beta
     for size in (1, 2):
-        jax.eval_shape(functools.partial(program, batch_size=size), *arguments)
+        one = functools.partial(program, batch_size=size, batches=1)
+        jax.eval_shape(one, *asked.arguments, leaves)
     one, two = (unpackers[size, _dtypes.x64()][0].shapes for size in (1, 2))
     return tuple(
         next((axis for axis, (m, n) in enumerate(zip(a, b, strict=True)) if m != n), None)

@@ -6,49 +6,19 @@ They lie in the packed arrays of their batch. On a GPU these live as long as a t
 from __future__ import annotations
 
 import collections
-import dataclasses
 import functools
-import math
 import weakref
 from typing import Any, NamedTuple
 
 import jax
 import torch
-from jax import lax
 
 import fbuf
+from fbuf_adapters.pytorch._packed import Part
 from fbuf_adapters.pytorch._unpack import Unpack
 
 _BATCHES = 16
 """The number of batches that are remembered, the newest. Ids of older ones are taken in."""
-
-
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["array"],
-    meta_fields=["slot", "generation", "shape"],
-)
-@dataclasses.dataclass(frozen=True)
-class PackedIds:
-    """Ids in a packed array.
-
-    Attributes:
-        array: The array, int32.
-        slot: The place in it where the slots begin.
-        generation: The place where the generations begin.
-        shape: The shape of both.
-    """
-
-    array: jax.Array
-    slot: int
-    generation: int
-    shape: tuple[int, ...]
-
-    def unpacked(self) -> fbuf.Ids:
-        """Return the ids, in a compiled program."""
-        size = math.prod(self.shape)
-        cut = lambda start: lax.slice(self.array, (start,), (start + size,)).reshape(self.shape)
-        return fbuf.Ids(cut(self.slot), cut(self.generation))
 
 
 class _Seen:
@@ -108,13 +78,14 @@ class HandedIds:
         kept = weakref.ref(arrays[slot[0]])
         self._batches.append(_Batch(*seen, kept, (slot[1], generation[1])))
 
-    def packed(self, ids: fbuf.Ids[Any]) -> PackedIds | None:
+    def packed(self, ids: fbuf.Ids[Any]) -> fbuf.Ids[Any] | None:
         """Return ids as JAX has them, if they are those of a batch and unchanged."""
         for batch in reversed(self._batches.copy()):  # another thread may note a batch
             if batch.slot.is_still(ids.slot) and batch.generation.is_still(ids.generation):
                 array = batch.array()
                 if array is not None:
-                    return PackedIds(array, *batch.places, tuple(ids.slot.shape))
+                    shape = tuple(ids.slot.shape)
+                    return fbuf.Ids(*[Part(array, start, shape) for start in batch.places])
         return None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,7 +10,7 @@ import fbuf
 from fbuf.adapter_api import Calls, View
 from fbuf.host import HostStore
 from fbuf_adapters.pytorch._backend import Backend, Operation
-from fbuf_adapters.pytorch._drawer import PackedDraw, Recipe
+from fbuf_adapters.pytorch._drawer import BatchRequest, PackedDraw, Recipe
 from fbuf_adapters.pytorch._host_programs import HostBatchProgram
 
 
@@ -52,10 +51,10 @@ class HostBackend(Backend):
 
         self._calls.apart(call)
 
-    def batch_program(self, recipe: Recipe) -> Callable[..., PackedDraw]:
-        """As `Backend.batch_program`."""
+    def draw(self, recipe: Recipe, asked: BatchRequest, ahead: bool) -> PackedDraw:
+        """As `Backend.draw`."""
         make = lambda form: HostBatchProgram(self._store, recipe, self._calls, form)
-        return self.program("draw", make)
+        return self.program("draw", make)(self.newest, asked, ahead)
 
     def read(self, ids: fbuf.Ids, view: View = fbuf.Item()) -> fbuf.Batch[Any]:
         """As `Backend.read`."""

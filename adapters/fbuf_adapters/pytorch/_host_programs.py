@@ -86,7 +86,8 @@ def _planning(form: Any, recipe: Recipe) -> tuple[Any, dict[Any, Any]]:
         leaves, trees[batch_size, _dtypes.x64()] = jax.tree.flatten((drawn, found))
         return tuple(leaves)
 
-    return _drawer.turning(form, recipe, draw), trees
+    program = _drawer.turning(form, recipe, draw)
+    return jax.jit(program, static_argnames=_drawer.STATIC), trees
 
 
 @functools.cache

@@ -9,6 +9,7 @@ has no memory for the copy, the state that it writes to is lost.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from typing import Any
@@ -85,7 +86,42 @@ def layout(leaves: list[Any]) -> PackedLayout:
 _layout = functools.cache(PackedLayout)
 
 
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["array"],
+    meta_fields=["start", "shape", "dtype"],
+)
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A leaf in an array of words that has others, too.
+
+    Attributes:
+        array: The array, int32.
+        start: The place in it where the leaf begins.
+        shape: The shape of the leaf.
+        dtype: Its dtype, of 4 bytes.
+    """
+
+    array: Any
+    start: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any] = _WORD
+
+
 # In a compiled program.
+
+
+def whole(tree: Any) -> Any:
+    """The tree with each `Part` taken out of its array."""
+
+    def taken(leaf: Any) -> Any:
+        if not isinstance(leaf, Part):
+            return leaf
+        end = leaf.start + math.prod(leaf.shape)
+        part = lax.slice(leaf.array, (leaf.start,), (end,)).reshape(leaf.shape)
+        return lax.bitcast_convert_type(part, leaf.dtype)
+
+    return jax.tree.map(taken, tree, is_leaf=lambda leaf: isinstance(leaf, Part))
 
 
 def pack(layout: PackedLayout, leaves: list[jax.Array]) -> tuple[jax.Array, ...]:

@@ -95,6 +95,12 @@ class ReplayBuffer(Copied):
             of `sample`. Updates for rows that were overwritten since are ignored. Some calls drop
             the batches drawn ahead, which are then drawn again. These are `remove`, `empty`, a new
             `state`, and a `sample` of another size or, with a transform, under other modes.
+        batches_per_draw: How many batches one program draws. `sample` hands them out one by one,
+            and draws again when none is left. They are the batches that as many calls would have
+            drawn at the first of them, with its `beta`. So rows and priorities that change are seen
+            up to `batches_per_draw - 1` batches later. The same calls as for `prefetch` drop those
+            that are left. It saves the time of calls on a GPU. It needs no thread, and goes neither
+            with `prefetch` nor with `host`.
         drop_last: For `fbuf.Shuffled`: leave out the last batch of an epoch if it is short.
         host: Whether the rows lie on the host, if they do not fit the device. True: in host memory.
             A directory: in files on its disk, see `fbuf.host.HostStore`. A `HostStore` made with
@@ -103,8 +109,9 @@ class ReplayBuffer(Copied):
             as without, but for `state`.
 
     Raises:
-        ValueError: As `fbuf.init`. Also if you give `prefetch` without `batch_size`, or if an
-            argument is out of range.
+        ValueError: As `fbuf.init`. Also if you give `prefetch` or `batches_per_draw` without
+            `batch_size`, the second with the first or with `host`, or if an argument is out of
+            range.
         InteropError: If JAX or PyTorch cannot reach the device, or if `pin_memory` is given for
             rows on a GPU.
 
@@ -146,6 +153,7 @@ class ReplayBuffer(Copied):
         pin_memory: bool = False,
         to: torch.device | str | None = None,
         prefetch: int = 0,
+        batches_per_draw: int = 1,
         drop_last: bool = False,
         host: bool | str | os.PathLike[str] | HostStore[Any] = False,
     ) -> None:
@@ -165,6 +173,7 @@ class ReplayBuffer(Copied):
                 pin_memory=pin_memory,
                 to=None if to is None else torch.device(to),
                 prefetch=prefetch,
+                batches_per_draw=batches_per_draw,
                 drop_last=drop_last,
                 **about_host,
             ),
@@ -295,10 +304,14 @@ class ReplayBuffer(Copied):
     ) -> None:
         """Give rows new priorities.
 
+        On a GPU the next `sample` does it, in one program with its draw, or any method before that
+        looks at the rows. You may write to the tensors when this call returns.
+
         Args:
             ids: `batch.ids`, or part of them. On a GPU the ids of the newest batches are not read
                 again, unless torch has counted a write to them. It does not count writes to
-                `ids.slot.data`, or those of a kernel of your own: give a clone then.
+                `ids.slot.data`, or those of a kernel of your own: give a clone then. With
+                `batches_per_draw` they are always read.
             priority: As for `fbuf.update_priority`.
             mask: As for `fbuf.update_priority`.
             alpha: As for `fbuf.update_priority`.
@@ -588,7 +601,7 @@ class ReplayBuffer(Copied):
         """
         with self.contents.attribute(), self.lock:
             self.contents.check_on_device("state")
-            return self.contents.made("state").backend.state
+            return self.contents.made("state").backend.shown()
 
     @state.setter
     def state(self, state: fbuf.State[Any]) -> None:

@@ -74,6 +74,7 @@ class _Saved:
 def state_dict(contents: Contents) -> dict[str, Any]:
     """Return all that future calls depend on: tensors on CPU, in memory of their own."""
     stored = None if contents.stored is None else contents.made("state_dict")
+    _make_waiting(contents)
 
     def copied() -> dict[str, Any]:
         # Rows on the host are read as they are indexed, and may be more than a GPU holds.
@@ -119,6 +120,7 @@ def save(contents: Contents, path: Any, extra: Any, keep: int, background: bool)
     """Save all that future calls depend on to a directory, and what the user saves with it."""
     contents.check_open("save")
     stored = None if contents.stored is None else contents.made("save")
+    _make_waiting(contents)
 
     def write() -> None:
         figures = _figures(contents)
@@ -167,9 +169,16 @@ def load(
         return extra
 
 
+def _make_waiting(contents: Contents) -> None:
+    """Have the batches drawn ahead made, under torch's modes of this thread."""
+    for batch in contents.stream.waiting()[0]:
+        batch.take()
+
+
 def _figures(contents: Contents) -> dict[str, Any]:
     """Return the figures of a run: all but its rows and its item."""
     waiting, turn = contents.stream.waiting()
+    drawer, before = contents.stream.drawer, [batch.before for batch in waiting]
     stored, container = contents.stored, next(iter(contents.rebuild), None)
     return {
         "version": VERSION,
@@ -177,11 +186,11 @@ def _figures(contents: Contents) -> dict[str, Any]:
         "tensordict": container is not None and container.kind is None,
         "nodes": [] if container is None else _containers.said(container.nodes),
         "seed": contents.seed,
-        "key": jax.random.key_data(contents.stream.drawer.key),
-        "turns": jnp.stack([*(batch.before for batch in waiting), turn]),
+        "key": jax.random.key_data(drawer.key),
+        "turns": jnp.stack([drawer.array(one) for one in (*before, turn)]),
         "written": stored is not None and stored.backend.fault is not stored.blank,
         "batch_size": contents.spec.batch_size,
-        "sizes": contents.stream.drawer.sizes.own.get("sample", []),
+        "sizes": drawer.sizes.own.get("sample", []),
         "ahead": [batch.take() for batch in waiting],
         "tag": 0 if stored is None else tag_of(stored.backend.state.ring.cursor),
     }

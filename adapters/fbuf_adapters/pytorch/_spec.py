@@ -44,6 +44,7 @@ class Spec:
     pin_memory: bool
     to: torch.device | None
     prefetch: int
+    batches_per_draw: int
     drop_last: bool
     on_host: bool
     files: pathlib.Path | None
@@ -67,6 +68,7 @@ class Spec:
             )
         check.instance(NAME, "view", self.view, View, "fbuf.Item()")
         check.integer(NAME, "prefetch", self.prefetch, smallest=0)
+        check.integer(NAME, "batches_per_draw", self.batches_per_draw)
         if self.seed is not None:
             check.integer(NAME, "seed", self.seed, largest=2**32 - 1, smallest=0)
         if self.batch_size is not None:
@@ -75,6 +77,8 @@ class Spec:
             raise ValueError(
                 f"{where('__init__')} prefetch needs a batch_size; give one to the buffer"
             )
+        if self.batches_per_draw > 1:
+            self._check_several()
         _ = self.jax_device  # a device that JAX cannot reach raises
         if self.pin_memory and self.device.type != "cpu":
             raise InteropError(
@@ -85,6 +89,23 @@ class Spec:
             warn(
                 "fbuf_adapters: pin_memory=True does nothing, because PyTorch finds no GPU here; "
                 "batches lie in ordinary memory"
+            )
+
+    def _check_several(self) -> None:
+        """Raise if several batches cannot be drawn at once."""
+        if self.batch_size is None:
+            raise ValueError(
+                f"{where('__init__')} batches_per_draw needs a batch_size; give one to the buffer"
+            )
+        if self.prefetch:
+            raise ValueError(
+                f"{where('__init__')} batches_per_draw={self.batches_per_draw} draws without a "
+                f"thread, and prefetch={self.prefetch} with one; leave one of them out"
+            )
+        if self.on_host:
+            raise ValueError(
+                f"{where('__init__')} batches_per_draw={self.batches_per_draw} needs rows on the "
+                "device, and host has them elsewhere; use prefetch"
             )
 
     @functools.cached_property
@@ -106,6 +127,14 @@ class Spec:
     def takes_modes(self) -> bool:
         """Whether another thread calls the transform, under the modes of the caller."""
         return self.transform is not None and bool(self.prefetch)
+
+    @property
+    def defers(self) -> bool:
+        """Whether changes of priorities wait for the next draw.
+
+        On CPU they go on while the learner works, and the draw would wait for them.
+        """
+        return self.device.type == "cuda" and not self.on_host
 
     @property
     def lead(self) -> int:

@@ -116,6 +116,43 @@ class Aliases:
         return self._handed[device].tensor(array)
 
 
+class KeptAliases(Aliases):
+    """The same for arrays that several calls look at: each array is handed over once."""
+
+    def __init__(self) -> None:
+        """Make none yet."""
+        super().__init__()
+        self._tensors: dict[int, tuple[jax.Array, torch.Tensor, torch.cuda.Stream | None]] = {}
+        self._stream: torch.cuda.Stream | None = None
+
+    def of(self, array: jax.Array) -> torch.Tensor:
+        """Return a tensor on the memory of an array, which the current stream waits for."""
+        device = torch_device(array.sharding)
+        stream = None if device.type == "cpu" else torch.cuda.current_stream(device)
+        found = self._tensors.get(id(array))
+        if found is None:
+            if stream != self._stream:
+                self._handed.clear()
+                self._stream = stream
+            tensor = super().of(array)
+            if _serves_all_modes(tensor):
+                self._tensors[id(array)] = array, tensor, stream
+            return tensor
+        _, tensor, first = found
+        if stream is not None and first is not None and stream != first:
+            stream.wait_stream(first)  # which was told to wait for the array
+            _lifetime.taken_on(stream)
+        return tensor
+
+
+def _serves_all_modes(tensor: torch.Tensor) -> bool:
+    """Whether a tensor may be looked at under other modes of torch than it was made under."""
+    try:
+        return not tensor.is_inference() and bool(tensor.data_ptr() or True)
+    except RuntimeError:  # a wrapper of `torch.func`
+        return False
+
+
 def on_cpu(array: jax.Array) -> torch.Tensor:
     """A tensor on the memory of an array on CPU.
 

@@ -41,7 +41,7 @@ class _Place(NamedTuple):
     Attributes:
         leaf: The number of the leaf.
         field: The name of the leaf in a record of NumPy's.
-        copied: Whether the leaf is too small to keep the array for its sake.
+        most: The largest array to keep for the sake of the leaf, in bytes.
         dtype: Torch's name of the dtype.
         shape: The shape of the leaf.
         start: In units of the array; the memory of what comes from JAX starts with the array.
@@ -49,7 +49,7 @@ class _Place(NamedTuple):
 
     leaf: int
     field: str
-    copied: bool
+    most: int
     dtype: torch.dtype
     shape: tuple[int, ...]
     start: int
@@ -100,7 +100,12 @@ class Unpack:
         return None
 
     def __call__(
-        self, arrays: tuple[jax.Array, ...], size: int = 0, axes: Axes | None = None
+        self,
+        arrays: tuple[jax.Array, ...],
+        size: int = 0,
+        axes: Axes | None = None,
+        number: int | None = None,
+        aliases: Aliases | None = None,
     ) -> list[torch.Tensor]:
         """The leaves: tensors on the memory of the arrays, which must be nobody else's.
 
@@ -108,22 +113,31 @@ class Unpack:
             arrays: The packed arrays.
             size: How many rows to keep.
             axes: The axes that these are on; None keeps all.
+            number: Which batch it is of those that the arrays hold, on an axis before the others;
+                None if there is no such axis.
+            aliases: Makes tensors of arrays; None makes them for this call alone.
         """
         of_host = torch_device(arrays[0].sharding).type == "cpu"
-        aliases = Aliases()
+        aliases = aliases or Aliases()
         cut = axes or (None,) * len(self.shapes)
         rest = iter(arrays)
         leaves: list[Any] = [None] * len(self.shapes)
         for packed, array in zip(self._packed, rest, strict=False):
             if of_host:
-                fields = np.ndarray((), packed.record, _memory(array))
+                memory = _memory(array)
+                start = (number or 0) * packed.record.itemsize
+                fields = np.ndarray((), packed.record, memory, start)
                 for place in packed.places:
-                    leaves[place.leaf] = _of_host(fields, place, size, cut[place.leaf])
+                    copied = memory.nbytes > place.most
+                    leaves[place.leaf] = _of_host(fields, place, copied, size, cut[place.leaf])
             else:
-                for place, part in _parts(aliases.of(array), packed.splits):
+                whole = aliases.of(array)
+                for place, part in _parts(_numbered(whole, number), packed.splits):
                     leaves[place.leaf] = _of_device(part, place, size, cut[place.leaf])
-        for number, array in zip(self._alone, rest, strict=True):
-            leaves[number] = _cut(aliases.of(array), size, cut[number])
+        for place, array in zip(self._alone, rest, strict=True):
+            leaf = _numbered(aliases.of(array), number)
+            leaf = leaf if number is None else free(leaf)
+            leaves[place] = _cut(leaf, size, cut[place])
         return leaves
 
 
@@ -147,12 +161,17 @@ def _memory(array: jax.Array) -> np.ndarray[Any, Any]:
         return np.array(array)
 
 
-def _of_host(fields: Any, place: _Place, size: int, axis: int | None) -> torch.Tensor:
+def _of_host(fields: Any, place: _Place, copied: bool, size: int, axis: int | None) -> torch.Tensor:
     """A leaf in memory of the host. NumPy takes a tenth of torch's time to name a part."""
     leaf = fields[place.field]
     if axis is not None:
         leaf = np.ascontiguousarray(leaf[(slice(None),) * axis + (slice(size),)])
-    return torch.from_numpy(leaf.copy() if place.copied else leaf)
+    return torch.from_numpy(leaf.copy() if copied else leaf)
+
+
+def _numbered(whole: torch.Tensor, number: int | None) -> torch.Tensor:
+    """The part of a batch in an array that several lie in."""
+    return whole if number is None else whole[number]
 
 
 def _parts(whole: torch.Tensor, splits: list[_Split]) -> Iterator[tuple[_Place, torch.Tensor]]:
@@ -185,8 +204,8 @@ def _packed(layout: PackedLayout, unit: np.dtype[Any], numbers: list[int]) -> _P
     places: list[_Place] = []
     for number, start in zip(numbers, starts, strict=True):
         shape, dtype = layout.specs[number]
-        copied = size > max(_LITTLE, _TIMES * math.prod(shape) * dtype.itemsize)
-        places.append(_Place(number, str(number), copied, _dtypes.to_torch(dtype), shape, start))
+        most = max(_LITTLE, _TIMES * math.prod(shape) * dtype.itemsize)
+        places.append(_Place(number, str(number), most, _dtypes.to_torch(dtype), shape, start))
     record: Any = np.dtype(
         {
             "names": [place.field for place in places],

@@ -40,6 +40,7 @@ class _Change:
         feed_all: Makes the arguments ready for JAX, or refuses one by its name.
         as_given: Called to tell of a fault, if the arguments are as they were given.
         static: The arguments that are part of the program.
+        waits: Whether the call may wait for the next draw. The arguments are then copies.
     """
 
     operation: Operation
@@ -48,6 +49,7 @@ class _Change:
     feed_all: _inputs.FeedAll
     as_given: Operation
     static: dict[str, Any] = dataclasses.field(default_factory=dict)
+    waits: bool = False
 
 
 class Writer:
@@ -128,20 +130,26 @@ class Writer:
                 ends = self._contents.end_room.all_ends(given["mask"])
                 stored = self._contents.with_end_room(stored, ends, time_major=False)
             backend = stored.backend
+            waits = operation is fbuf.update_priority and backend.may_defer and _may_wait(given)
             instead: dict[str, Any] = {}
             if isinstance(given.get("ids"), fbuf.Ids):
-                packed = self._packed_ids(given)
+                packed = self._packed_ids(given, waits)
                 if _dtypes.x64():
                     given["ids"] = jax.tree.map(_short, given["ids"])
                 instead = self._sizes.fit_ids(function, given) or packed
-            feed_all = lambda given: convert(f"{NAME}.{function}", given, self._feed)
-            self._run(backend, _Change(operation, given, instead, feed_all, operation))
+            feed = functools.partial(self._feed, copy=waits)
+            feed_all = lambda given: convert(f"{NAME}.{function}", given, feed)
+            change = _Change(operation, given, instead, feed_all, operation, waits=waits)
+            self._run(backend, change)
 
-    def _packed_ids(self, given: dict[str, Any]) -> dict[str, Any]:
+    def _packed_ids(self, given: dict[str, Any], waits: bool) -> dict[str, Any]:
         """Return the ids as JAX has them, if they are those of a batch and all lies on a GPU.
 
         JAX waits for torch's stream with the other arguments, and so for what has read the ids.
+        If the call waits for a draw, JAX must have them to itself: as int64 torch has copies.
         """
+        if waits and not self._spec.int64:
+            return {}
         packed = self._contents.delivery.handed.packed(given["ids"])
         if packed is None or self._spec.on_host:
             return {}
@@ -195,12 +203,16 @@ class Writer:
     def _run(self, backend: Backend, change: _Change) -> None:
         """Change the state; the tensors are their owner's again when this returns."""
 
-        def ready(given: dict[str, Any]) -> tuple[list[Any], Any]:
-            state = lambda: backend.state
-            return _inputs.ready(change.operation, state, given, change.feed_all, narrow=True)
+        def ready(given: dict[str, Any], copy: bool = False) -> tuple[list[Any], Any]:
+            state, feed_all = lambda: backend.state, change.feed_all
+            return _inputs.ready(change.operation, state, given, feed_all, narrow=True, copy=copy)
 
         try:
-            leaves, structure = ready(change.given | change.instead)
+            leaves, structure = ready(change.given | change.instead, change.waits)
+            if change.waits:
+                read = _inputs.letting_torch_wait(change.given)
+                backend.defer(change.operation, leaves, structure, read)
+                return
             of_host = any(isinstance(leaf, np.ndarray) for leaf in leaves)
             by_streams = not of_host and _inputs.on_gpu(change.given)
             wait = not by_streams
@@ -208,7 +220,7 @@ class Writer:
             if by_streams:
                 _inputs.let_torch_wait(backend.fault)
         except (ValueError, TypeError):
-            if change.instead:  # tell of the shapes as they were given
+            if change.instead or change.waits:  # tell of the shapes as they were given
                 leaves, structure = ready(change.given)
                 whole = structure.unflatten(leaves)
                 trace = functools.partial(jax.eval_shape, lambda s, g: change.as_given(s, **g))
@@ -228,17 +240,29 @@ class Writer:
             raise _tensors.no_tensor(leaf)
         return self._feed(leaf)
 
-    def _feed(self, leaf: Any) -> Any:
-        """Make a leaf ready: from the device of batches, with integers as JAX keeps them."""
+    def _feed(self, leaf: Any, copy: bool = False) -> Any:
+        """Make a leaf ready: from the device of batches, with integers as JAX keeps them.
+
+        With `copy`, nobody else has the memory of one on a GPU, or its words are copied later.
+        """
         if not isinstance(leaf, torch.Tensor):
             return leaf
         spec = self._spec
         if spec.to is not None and leaf.device != spec.device and _same(leaf.device, spec.to):
             leaf = leaf.to(spec.device)
-        return _inputs.feed_narrow(leaf, {spec.jax_device})
+        return _inputs.feed_narrow(leaf, {spec.jax_device}, copy)
 
 
 _ROWS = ("items", "next_observation")
+
+
+def _may_wait(given: dict[str, Any]) -> bool:
+    """Whether a later call with copies of the arguments means the same.
+
+    Arrays of JAX's their owner may donate, and with 64 bits numbers of Python's are others.
+    """
+    leaves = jax.tree.leaves(given)
+    return not _dtypes.x64() and not any(isinstance(leaf, jax.Array) for leaf in leaves)
 
 
 def _check_one(where: str, options: Mapping[str, Any], lead: int) -> None:

@@ -118,6 +118,7 @@ class TensorDictReplayBuffer(Copied):
         pin_memory: See there.
         to: See there.
         prefetch: See there.
+        batches_per_draw: See there.
         drop_last: See there.
         host: See there. With files it replaces TorchRL's `LazyMemmapStorage`.
 
@@ -168,6 +169,7 @@ class TensorDictReplayBuffer(Copied):
         pin_memory: bool = False,
         to: torch.device | str | None = None,
         prefetch: int = 0,
+        batches_per_draw: int = 1,
         drop_last: bool = False,
         host: bool | str | os.PathLike[str] | HostStore[Any] = False,
     ) -> None:
