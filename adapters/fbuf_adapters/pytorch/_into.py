@@ -16,6 +16,7 @@ import torch
 
 from fbuf_adapters.pytorch._containers import is_tensordict
 from fbuf_adapters.pytorch._error import InteropError
+from fbuf_adapters.pytorch._tensors import has_memory
 
 _COPIED_AS_THEY_ARE = frozenset(
     (
@@ -186,14 +187,11 @@ def _check_apart(pairs: list[_Pair]) -> None:
 
 def _span(pair: _Pair, tensor: torch.Tensor) -> tuple[int, int]:
     """Return where the storage of a tensor begins and ends."""
-    try:
-        storage = tensor.untyped_storage()
-        start, size = storage.data_ptr(), storage.nbytes()
-    except (RuntimeError, ValueError):  # a stand-in, while torch traces or transforms
-        start, size = 0, 1
-    if start == 0 and tensor.numel():
-        raise pair.refuse("has no memory to write to: it stands in for another tensor")
-    return start, start + size
+    if type(tensor) is not torch.Tensor and not has_memory(tensor):
+        raise pair.refuse("has no memory: it stands in for another tensor")
+    storage = tensor.untyped_storage()
+    start = storage.data_ptr()
+    return start, start + storage.nbytes()
 
 
 def _by_dtype(pairs: list[_Pair]) -> tuple[list[Any], list[Any]]:
