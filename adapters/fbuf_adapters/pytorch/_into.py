@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import operator
 from collections.abc import Mapping, MutableMapping
 from typing import Any, NamedTuple
 
@@ -29,10 +30,19 @@ _COPIED_AS_THEY_ARE = frozenset(
 _OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """The dtype that others are copied as, by the bytes of a number."""
 
+_looks = operator.attrgetter(
+    *("shape", "dtype", "device"), *("requires_grad", "layout", "is_nested", "is_quantized")
+)
+_USUAL = {(False, torch.strided, False, False)}
+"""The last of the looks, of tensors that can be written to."""
+
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.device)
 """Types of values that are no tensors, and can be compared with those of the new batch."""
 
 _REMEDY = "give a batch that the same call has returned, and to which nothing was added"
+
+_Tensors = tuple[list[torch.Tensor], list[torch.Tensor]]
+"""Tensors that are written to, and those that hold what is to be in them."""
 
 
 class _Pair(NamedTuple):
@@ -69,24 +79,95 @@ def write(begins: str, out: Any, batch: Any) -> None:
         InteropError: If a tensor of `out` is unlike that of the batch, or cannot be written to
             without a change of another one. Nothing is written then.
     """
+    found = _at_a_glance(out, batch)
+    if found is None:
+        found = _closely(begins, out, batch)
+    targets, sources = _by_dtype(*found)
+    # Nothing but the host itself can wait for what a GPU still reads of the host's memory.
+    if torch.cuda.is_initialized() and any(one.is_cpu and one.is_pinned() for one in found[0]):
+        torch.cuda.synchronize()
+    # One instruction: an exception of a signal comes before all of it, or after.
+    # Torch has no public name for the call.
+    copy: Any = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage, reportPrivateUsage]
+    collections.deque(map(copy, targets, sources), maxlen=0)
+
+
+def _at_a_glance(out: Any, batch: Any) -> _Tensors | None:
+    """Return the tensors of both trees, if all is as usual; None if it takes a closer look.
+
+    The loops are those of C, for a closer look takes as long as the draw.
+    """
+    targets, sources = found = list[torch.Tensor](), list[torch.Tensor]()
+    if not _collect(out, batch, targets, sources):
+        return None
+    both, of = targets + sources, torch.Tensor
+    looks = list(map(_looks, targets))
+    if (
+        looks != list(map(_looks, sources))
+        or {look[3:] for look in looks} != _USUAL
+        or not all(map(of.is_contiguous, both))
+        or any(map(of.is_neg, both))
+        or any(map(of.is_conj, both))
+        or (any(map(of.is_inference, targets)) and not torch.is_inference_mode_enabled())
+    ):
+        return None
+    try:
+        begins = list(map(of.data_ptr, both))
+    except RuntimeError:  # a stand-in for another tensor
+        return None
+    ends = sorted(map(operator.add, begins, (one.nbytes for one in both)))
+    # None begins before the one before it has ended, so they are apart.
+    apart = all(map(operator.le, ends, sorted(begins)[1:]))
+    return found if apart and all(begins) else None
+
+
+def _collect(
+    out: Any, batch: Any, targets: list[torch.Tensor], sources: list[torch.Tensor]
+) -> bool:
+    """Append the tensors of two trees of usual kinds; False if there is anything else."""
+    try:
+        mine, form = jax.tree.flatten(out)
+        theirs, wanted = jax.tree.flatten(batch)
+    except ValueError:  # keys that JAX cannot put in order
+        return False
+    if form != wanted:
+        return False
+    if set(map(type, mine + theirs)) <= {torch.Tensor}:
+        targets += mine
+        sources += theirs
+        return True
+    for one, other in zip(mine, theirs, strict=True):
+        if type(one) is not type(other):
+            return False
+        if type(one) is torch.Tensor:
+            targets.append(one)
+            sources.append(other)
+        elif is_tensordict(one) and one.batch_size == other.batch_size:
+            parts, others, again = (dict(node.items()) for node in (one, other, one))
+            if parts.keys() != others.keys() or any(
+                again[name] is not parts[name] for name in parts
+            ):
+                return False
+            if not all(_collect(parts[name], others[name], targets, sources) for name in parts):
+                return False
+        else:
+            return False
+    return True
+
+
+def _closely(begins: str, out: Any, batch: Any) -> _Tensors:
+    """Return the tensors of both trees, or say which of them does not fit."""
     found: list[_Pair] = []
     try:
         _match(out, batch, "out", found)
         # A tensor may be there under several names.
-        pairs = list({(id(pair.target), id(pair.source)): pair for pair in found}.values())
-        _check_apart(pairs)
+        pairs = {(id(pair.target), id(pair.source)): pair for pair in found}.values()
+        _check_apart(list(pairs))
     except InteropError as refusal:
         raise InteropError(f"{begins} {refusal}") from None
-    targets, sources = _by_dtype(pairs)
-    # Nothing but the host itself can wait for what a GPU still reads of the host's memory.
-    if torch.cuda.is_initialized() and any(
-        pair.target.is_pinned() for pair in pairs if pair.target.is_cpu
-    ):
-        torch.cuda.synchronize()
-    # One instruction: an exception of a signal comes before all of it, or after.
-    # Torch has no public name for the call.
-    copy: Any = torch._foreach_copy_  # pyright: ignore[reportPrivateUsage]
-    collections.deque(map(copy, targets, sources), maxlen=0)
+    # A transform may have written to tensors of its own already.
+    written = [pair for pair in pairs if pair.target is not pair.source]
+    return [pair.target for pair in written], [pair.source for pair in written]
 
 
 def _match(out: Any, batch: Any, path: str, pairs: list[_Pair]) -> None:
@@ -186,29 +267,33 @@ def _check_apart(pairs: list[_Pair]) -> None:
 
 
 def _span(pair: _Pair, tensor: torch.Tensor) -> tuple[int, int]:
-    """Return where the storage of a tensor begins and ends."""
-    if type(tensor) is not torch.Tensor and not has_memory(tensor):
+    """Return where the memory of a tensor begins and ends."""
+    if not has_memory(tensor):
         raise pair.refuse("has no memory: it stands in for another tensor")
-    storage = tensor.untyped_storage()
-    start = storage.data_ptr()
-    return start, start + storage.nbytes()
+    start = tensor.data_ptr()
+    if not tensor.numel():
+        return start, start
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    last = sum((size - 1) * stride for size, stride in steps)
+    return start, start + (last + 1) * tensor.element_size()
 
 
-def _by_dtype(pairs: list[_Pair]) -> tuple[list[Any], list[Any]]:
-    """Return targets and sources by dtype: on a GPU torch copies those of one in one kernel."""
-    groups: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
-    for pair in pairs:
-        target, source = pair.target, pair.source
-        if target is source:
-            continue
+def _by_dtype(
+    targets: list[torch.Tensor], sources: list[torch.Tensor]
+) -> tuple[list[Any], list[Any]]:
+    """Return both by dtype: on a GPU torch copies those of one in one kernel."""
+    groups: dict[torch.dtype, _Tensors] = {}
+    for target, source in zip(targets, sources, strict=True):
         dtype = target.dtype
         if dtype not in _COPIED_AS_THEY_ARE and dtype.itemsize in _OF_SIZE:
             # Torch may lack the kernel, or go by another dtype and change NaNs.
             dtype = _OF_SIZE[dtype.itemsize]
             target, source = target.view(dtype), source.view(dtype)
-        targets, sources = groups.setdefault(dtype, ([], []))
-        targets.append(target)
-        sources.append(source)
+        group = groups.get(dtype)
+        if group is None:
+            group = groups[dtype] = [], []
+        group[0].append(target)
+        group[1].append(source)
     return [each[0] for each in groups.values()], [each[1] for each in groups.values()]
 
 

@@ -392,7 +392,7 @@ class ReplayBuffer(Copied):
             out: A batch that an earlier call has returned. The new one is written into its tensors,
                 which stay where they are, as CUDA graphs need it. The copies are work of the
                 current stream. `out` must have what the new batch has, in the same shapes and
-                dtypes and on the same device, each tensor in memory of its own.
+                dtypes and on the same device. Each of its tensors has memory of its own.
 
         Returns:
             The batch, as tensors, or what `transform` makes of it; `out` itself, if given. Its
@@ -401,8 +401,8 @@ class ReplayBuffer(Copied):
         Raises:
             ValueError: If there is no batch size, or if it is below 1.
             TypeError: If it is not an int.
-            InteropError: If the new batch cannot be written into `out`, which is then as before. The
-                batch is left out, as one whose `transform` raises. Also if a CUDA graph is
+            InteropError: If the new batch cannot be written into `out`, which is then as before.
+                The batch is left out, as one whose `transform` raises. Also if a CUDA graph is
                 captured.
             RuntimeError: If nothing has been added yet, if the buffer is closed, or if a function
                 has consumed its `state`.

@@ -98,10 +98,16 @@ def other_size(batch: Any) -> Any:
 
 REFUSED = {
     "a key more": (with_key, r"out\['td_error'\] is there, .* a copy"),
-    "a key less": (lambda batch: batch.exclude(("next", "done")), r"out\['next'\]\['done'\] is not"),
+    "a key less": (
+        lambda batch: batch.exclude(("next", "done")),
+        r"out\['next'\]\['done'\] is not",
+    ),
     "short": (lambda batch: batch[:4].clone(), r"out has the batch size \[4\]"),
     "inner size": (other_size, r"out\['agents'\] has the batch size \[8\], .* \[8, 2\]"),
-    "a dict": (lambda batch: batch.to_dict(), "out is dict, and that of the new batch is TensorDict"),
+    "a dict": (
+        lambda batch: batch.to_dict(),
+        "out is dict, and that of the new batch is TensorDict",
+    ),
     "dtype": (
         lambda batch: batch.copy().set("action", batch["action"].int()),
         r"out\['action'\] is torch.int32",
