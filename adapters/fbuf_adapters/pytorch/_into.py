@@ -30,11 +30,10 @@ _COPIED_AS_THEY_ARE = frozenset(
 _OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """The dtype that others are copied as, by the bytes of a number."""
 
-_looks = operator.attrgetter(
-    *("shape", "dtype", "device"), *("requires_grad", "layout", "is_nested", "is_quantized")
-)
+_kind = operator.attrgetter("requires_grad", "layout", "is_nested", "is_quantized")
+_looks = operator.attrgetter("shape", "dtype", "device")
 _USUAL = {(False, torch.strided, False, False)}
-"""The last of the looks, of tensors that can be written to."""
+"""The kind of tensors that can be written to."""
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.device)
 """Types of values that are no tensors, and can be compared with those of the new batch."""
@@ -101,10 +100,9 @@ def _at_a_glance(out: Any, batch: Any) -> _Tensors | None:
     if not _collect(out, batch, targets, sources):
         return None
     both, of = targets + sources, torch.Tensor
-    looks = list(map(_looks, targets))
     if (
-        looks != list(map(_looks, sources))
-        or {look[3:] for look in looks} != _USUAL
+        set(map(_kind, both)) != _USUAL
+        or list(map(_looks, targets)) != list(map(_looks, sources))
         or not all(map(of.is_contiguous, both))
         or any(map(of.is_neg, both))
         or any(map(of.is_conj, both))
@@ -218,6 +216,9 @@ def _match_parts(
 def _check(pair: _Pair) -> None:
     """Raise if a tensor cannot hold the new one."""
     target, source = pair.target, pair.source
+    for one in (target, source):
+        if one.layout is not torch.strided or one.is_nested or one.is_quantized:
+            raise pair.refuse("is sparse, nested or quantised; have the transform return others")
     if (
         target.shape != source.shape
         or target.dtype != source.dtype
@@ -232,8 +233,6 @@ def _check(pair: _Pair) -> None:
             "use .detach(), also in a transform"
         )
     for one in (target, source):
-        if one.layout is not torch.strided or one.is_nested or one.is_quantized:
-            raise pair.refuse("is sparse, nested or quantised; have the transform return others")
         if one.is_conj() or one.is_neg():
             raise pair.refuse(
                 "is lazily conjugated or negated; use .resolve_conj().resolve_neg(), also in a "

@@ -333,6 +333,29 @@ def test_the_new_batch_must_fit_too():
     assert buffer.sample(out=out) is out
 
 
+BOTH: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "requires grad": lambda x: x.clone().requires_grad_(),
+    "is sparse": lambda x: x.to_sparse(),
+    "nested": lambda x: torch.nested.nested_tensor([x, x]),
+    "quantised": lambda x: torch.quantize_per_tensor(x, 1.0, 0, torch.qint8),
+    "is lazily conjugated": lambda x: torch.complex(x, x).conj(),
+    "or negated": lambda x: torch.complex(x, x).conj().imag,
+    "has several places": lambda x: x[:1].expand(B),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*(nested|quantized):UserWarning")
+@pytest.mark.parametrize("message", BOTH)
+def test_tensors_of_one_kind_that_cannot_be_written_to(message):
+    """A transform makes each batch of them, so nothing differs."""
+    buffer = make(transform=lambda batch: (BOTH[message](batch.data["x"]), batch.weight))
+    out = buffer.sample()
+    out[1].fill_(7)
+    with pytest.raises(InteropError, match=rf"out\[0\] .*{message}"):
+        buffer.sample(out=out)
+    assert bool((out[1] == 7).all())
+
+
 def test_parts_of_one_tensor_that_lie_apart():
     one, other = make(), make()
     weight, probability = torch.zeros(2, B)
