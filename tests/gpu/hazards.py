@@ -1,7 +1,7 @@
 """Memory that two libraries share: what the bare ones do to it, and that the adapter prevents it.
 
-Donation (a, b), memory that is given back too early (d, e), tensors that are reused (k), and calls
-in a CUDA graph, and around one (l).
+Donation (a, b), memory that is given back too early (d, e), tensors that are reused (k). Calls in
+a CUDA graph, and around one (l).
 """
 
 from __future__ import annotations
