@@ -28,9 +28,7 @@ network = torch.nn.Sequential(linear(4, 64), relu, linear(64, 64), relu, linear(
 target_network = copy.deepcopy(network).requires_grad_(False)
 optimiser = torch.optim.Adam(network.parameters(), lr=5e-4, capturable=on_gpu)
 sampler = fbuf.Prioritized(alpha=0.6, beta=0.4, eps=1e-3)
-buffer = ReplayBuffer(
-    20_000, sampler=sampler, batch_size=BATCH, device=device, int64=True, seed=SEED
-)
+buffer = ReplayBuffer(20_000, sampler=sampler, batch_size=BATCH, device=device, seed=SEED)
 td_error = torch.zeros(BATCH, device=device)
 
 
@@ -40,7 +38,8 @@ def learn(batch):
     next_value = target_network(data["next_observation"]).max(dim=1).values
     # Bootstrap through a truncation, not through a termination. Values are from 0 to 1.
     target = (1 - GAMMA) * data["reward"] + GAMMA * next_value * ~batch.terminated
-    error = network(data["observation"]).gather(1, data["action"][:, None])[:, 0] - target
+    action = data["action"].long()[:, None]
+    error = network(data["observation"]).gather(1, action)[:, 0] - target
     optimiser.zero_grad()
     (batch.weight * error.square()).mean().backward()
     optimiser.step()
