@@ -1,7 +1,7 @@
 """Memory that two libraries share: what the bare ones do to it, and that the adapter prevents it.
 
-Donation (a, b), memory that is given back too early (d, e), tensors that are reused (k), and calls
-in a CUDA graph (l).
+Donation (a, b), memory that is given back too early (d, e), tensors that are reused (k). Calls in
+a CUDA graph, and around one (l).
 """
 
 from __future__ import annotations
@@ -394,3 +394,42 @@ def captured(stage: Stage) -> Found:
     right = len(buffer) == 128 and set(found.unique().tolist()) == set(map(float, range(128)))
     text = f"refused: {refused}; {raised['sample'][:90]}...; goes on: {right}"
     return on_gpu(stage, refused and right, text)
+
+
+@check("l, out", PROMISE, "a CUDA graph reads each batch that sample(out=) writes")
+def captured_batches(stage: Stage) -> Found:
+    """The replays, and the priorities made of them, are those of a loop that captures nothing."""
+    import torch
+    from fbuf_adapters import pytorch
+
+    import fbuf
+
+    def run(captures: bool) -> list[Any]:
+        sampler = fbuf.Prioritized(alpha=1.0)
+        options = {"sampler": sampler, "batch_size": 16, "device": stage.device, "seed": 0}
+        buffer = pytorch.ReplayBuffer(128, **options)
+        buffer.extend(torch.arange(128.0, device=stage.device))
+        batch, priority = buffer.sample(), torch.zeros(16, device=stage.device)
+        step = lambda: priority.copy_(batch.data).mul_(batch.weight).add_(1)
+        if captures:
+            step()
+            stage.wait()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                step()
+            step = graph.replay
+        seen = []
+        for _ in range(10 * stage.rounds):
+            buffer.sample(out=batch)
+            step()
+            buffer.update_priority(batch.ids, priority)
+            seen.append(priority.clone())
+        buffer.raise_on_fault()
+        return [one.tolist() for one in seen]
+
+    bare = run(captures=False)
+    differ = len({str(one) for one in bare}) == len(bare)
+    found = run(captures=stage.gpu)
+    wrong = sum(one != other for one, other in zip(found, bare, strict=True))
+    text = f"wrong {wrong} of {len(bare)} batches; they differ from each other: {differ}"
+    return on_gpu(stage, wrong == 0, text, differ and wrong == 0)

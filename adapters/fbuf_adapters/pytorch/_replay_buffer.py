@@ -23,7 +23,7 @@ from fbuf.adapter_api import (
     stays_in_process,
 )
 from fbuf.host import HostStore
-from fbuf_adapters.pytorch import _from_state, _modes, _reading, _snapshot
+from fbuf_adapters.pytorch import _from_state, _into, _modes, _reading, _snapshot, _tensors
 from fbuf_adapters.pytorch._contents import Contents
 from fbuf_adapters.pytorch._copies import Copied
 from fbuf_adapters.pytorch._spec import Spec, of_host, where
@@ -397,7 +397,7 @@ class ReplayBuffer(Copied):
     # Reading.
 
     def sample(
-        self, batch_size: int | None = None, *, beta: float | None = None
+        self, batch_size: int | None = None, *, beta: float | None = None, out: Any = None
     ) -> fbuf.Sample[Any, torch.Tensor]:
         """Draw a batch.
 
@@ -405,20 +405,29 @@ class ReplayBuffer(Copied):
             batch_size: `B`, at least 1; None is that of the buffer. Batches of other sizes are not
                 drawn ahead.
             beta: As for `fbuf.sample`. With `prefetch` it holds for the batch that this call draws.
+            out: A batch that an earlier call has returned. The new one is written into its tensors,
+                which stay where they are, as CUDA graphs need it. The copies are work of the
+                current stream. `out` must have what the new batch has, in the same shapes and
+                dtypes and on the same device. Each of its tensors has memory of its own.
 
         Returns:
-            The batch, as tensors, or what `transform` makes of it. Its `mask` is False where there
-            was nothing to draw (see `can_sample`).
+            The batch, as tensors, or what `transform` makes of it; `out` itself, if given. Its
+            `mask` is False where there was nothing to draw (see `can_sample`).
 
         Raises:
             ValueError: If there is no batch size, or if it is below 1.
             TypeError: If it is not an int.
+            InteropError: If the new batch cannot be written into `out`, which is then as before.
+                The batch is left out, as one whose `transform` raises. Also if a CUDA graph is
+                captured.
             RuntimeError: If nothing has been added yet, if the buffer is closed, or if a function
                 has consumed its `state`.
         """
         contents, drawn = self.contents, None
         stream = contents.stream
         try:
+            if out is not None:
+                _tensors.check_torch("ReplayBuffer.sample")
             with self.lock:
                 stored = contents.filled("sample")
                 size = contents.spec.batch_size if batch_size is None else batch_size
@@ -433,6 +442,9 @@ class ReplayBuffer(Copied):
                 stream = contents.stream
                 drawn = stream.next(stored.backend, size, power, modes)
             batch = drawn.take()
+            if out is not None:
+                _into.write(where("sample"), out, batch)
+                batch = out
             stream.returned(drawn)
             return batch
         except Cancelled as error:

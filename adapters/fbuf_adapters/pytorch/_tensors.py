@@ -29,7 +29,7 @@ def check(leaf: Any) -> None:
             "belongs to torch.func.vmap, which shows one row of a batch and has no memory for it; "
             "call this once, outside of vmap, with the whole batch (extend() adds one)"
         )
-    if leaf.is_meta or not _has_memory(leaf):
+    if leaf.is_meta or not has_memory(leaf):
         raise InteropError(
             "has no memory to read: it is a meta or fake tensor, or belongs to torch.func; take "
             "one with values, outside"
@@ -60,7 +60,7 @@ def _is_of_vmap(tensor: torch.Tensor) -> bool:
     return told is not None and bool(told(tensor))
 
 
-def _has_memory(tensor: torch.Tensor) -> bool:
+def has_memory(tensor: torch.Tensor) -> bool:
     """Whether a tensor is one, and not a stand-in for one while torch traces or transforms."""
     kind: Any = type(tensor)
     plain: Any = torch.Tensor
@@ -75,7 +75,7 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 def check_torch(function: str) -> None:
     """Whether torch computes here; if not, even plain tensors yield stand-ins, or junk."""
     try:
-        computes = _has_memory(_SOMETHING.detach())
+        computes = has_memory(_SOMETHING.detach())
     except AssertionError:  # FakeTensorMode wants no real tensors
         computes = False
     if not computes:

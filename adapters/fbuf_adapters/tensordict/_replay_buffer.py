@@ -363,13 +363,20 @@ class TensorDictReplayBuffer(Copied):
     # Sampling.
 
     def sample(
-        self, batch_size: int | None = None, return_info: bool = False, **others: Any
+        self,
+        batch_size: int | None = None,
+        return_info: bool = False,
+        *,
+        out: Any = None,
+        **others: Any,
     ) -> Any:
         """Draw a batch.
 
         Args:
             batch_size: `B`; None means the buffer's batch size. With slices it counts rows.
             return_info: Whether to return the added keys once more, in a dict.
+            out: A batch that an earlier call has returned; the new one is written into its tensors.
+                See `fbuf_adapters.pytorch.ReplayBuffer.sample`.
             **others: Refused; of `beta` the error says that `rb.beta` sets it.
 
         Returns:
@@ -378,7 +385,8 @@ class TensorDictReplayBuffer(Copied):
             With priorities it adds `"_weight"` and `"priority_weight"`: the same float32 weights
             `[B]` under the two names that TorchRL's losses use. With slices, all rows of a slice
             have its weight, and `sample` also adds the keys that mark slices. With `return_info`,
-            a tuple of the TensorDict and a dict of the added keys.
+            a tuple of the TensorDict and a dict of the added keys. With `out`, the TensorDict is
+            `out` itself.
 
         Raises:
             ValueError: As `fbuf_adapters.pytorch.ReplayBuffer.sample`. Also if `batch_size` is no
@@ -386,6 +394,7 @@ class TensorDictReplayBuffer(Copied):
             RuntimeError: As there. Also if there is nothing to draw, or if a transform changed the
                 number of rows.
             TypeError: If there is an argument of another name.
+            InteropError: As `fbuf_adapters.pytorch.ReplayBuffer.sample`.
         """
         if others:
             raise TypeError(_torchrl_names.misplaced(*others))
@@ -393,7 +402,7 @@ class TensorDictReplayBuffer(Copied):
             size = self._draws("sample", batch_size)
             self._check_ready()
             batch: Any = self.buffer.sample(
-                size, beta=self.beta if self._spec.sampler.keeps_priorities else None
+                size, beta=self.beta if self._spec.sampler.keeps_priorities else None, out=out
             )
         except NothingToDraw:
             with self.buffer.lock:  # the batches drawn ahead are empty, too

@@ -394,3 +394,53 @@ def test_threads_draw_and_give_back_at_once():
             thread.join(60)
     assert errors == []
     assert _dlpack._imports
+
+
+def by_a_replay(ids):
+    """As a CUDA graph writes: nothing counts it."""
+    ids.slot.data[:3] = -1
+
+
+WRITES = {
+    "nothing": lambda ids: None,
+    "counted": lambda ids: ids.slot.__setitem__(0, -1),
+    "not counted": by_a_replay,
+}
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("int64", [False, True])
+@pytest.mark.parametrize("name", WRITES)
+def test_ids_that_were_written_into_an_earlier_batch_are_taken_in(name, int64, prefetch):
+    def drawn(buffer):
+        batch = buffer.sample()
+        for _ in range(2):
+            buffer.sample(out=batch)
+            WRITES[name](batch.ids)
+        return batch.ids
+
+    as_on_the_host(drawn, 3, int64=int64, prefetch=prefetch)
+
+
+def test_ids_that_were_written_in_inference_mode_are_taken_in():
+    def drawn(buffer):
+        batch = buffer.sample()
+        with torch.inference_mode():
+            buffer.sample(out=batch)
+        return batch.ids
+
+    as_on_the_host(drawn, 3)
+
+
+def test_a_batch_that_was_written_into_another_lives_no_longer():
+    buffer = make()
+    with emulated_gpu():
+        arrays = spied(buffer)
+        batch = buffer.sample()
+        kept = weakref.ref(arrays.pop()[0])
+        buffer.sample(out=batch)
+        alive = weakref.ref(arrays.pop()[0])
+        gone(alive)
+        assert alive() is None
+        assert kept() is not None  # the tensors of the batch lie there
+        assert batch.ids.slot.shape == (B,)

@@ -522,6 +522,32 @@ def test_a_compiled_step_learns_what_a_plain_one_learns(sizes):
 
 
 @pytest.mark.sweep
+@pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")  # torch's, of its own
+def test_batches_that_are_written_into_the_same_tensors():
+    def of_one_place(learn, buffer, optimiser):
+        batch = buffer.sample()
+        for tensor in batch.data["x"], batch.data["next"]["reward"], batch.weight:
+            torch._dynamo.mark_static_address(tensor)
+
+        def step(_):
+            assert buffer.sample(out=batch) is batch
+            loss, priority = learn(batch)
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            buffer.update_priority(batch.ids, priority)
+            return loss.item()
+
+        return step
+
+    torch.compiler.reset()
+    plain = trained(of_one_place, [4] * 4)
+    assert len(set(plain)) == 4
+    compiled = trained(lambda *of: torch.compile(of_one_place(*of), backend="eager"), [4] * 4)
+    assert compiled == pytest.approx(plain, rel=1e-5)
+
+
+@pytest.mark.sweep
 def test_the_learner_alone_is_one_graph():
     torch.compiler.reset()
 
