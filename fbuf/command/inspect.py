@@ -12,7 +12,7 @@ from fbuf.doctor import summary, text
 from fbuf.doctor.look import Found, look
 from fbuf.doctor.rewards import Asked
 
-_OPTIONS = ("autoreset", "lockstep", "next_of", "max_ends", "removable")
+_OPTIONS = ("autoreset", "lockstep", "removable", "next_of", "max_ends")
 """The arguments of `fbuf.init` beside the item, the capacity, `num_envs` and the sampler."""
 
 _OF_TORCH = {"ReplayBuffer", "extra"}

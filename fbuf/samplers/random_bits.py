@@ -44,7 +44,9 @@ def bits(key: jax.Array, shape: tuple[int, ...], after: jax.Array | None = None)
         jax.random.key_data(key),
         after,
         cpu=lambda words, after: _in_a_loop(words, after, math.prod(shape)),
-        default=lambda *words: jnp.concatenate(_by_rows(*words, rows, math.prod(shape) // rows)),
+        default=lambda words, after: jnp.concatenate(
+            _by_rows(words, after, rows, math.prod(shape) // rows)
+        ),
     )
     return made.reshape(shape)
 
@@ -58,8 +60,8 @@ def bits_of_rows(
     return by_platform(
         jax.random.key_data(key),
         after,
-        cpu=lambda *words: list(_in_a_loop(*words, rows * size).reshape(rows, size)),
-        default=lambda *words: _by_rows(*words, rows, size),
+        cpu=lambda words, after: list(_in_a_loop(words, after, rows * size).reshape(rows, size)),
+        default=lambda words, after: _by_rows(words, after, rows, size),
     )
 
 
