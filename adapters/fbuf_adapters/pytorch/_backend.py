@@ -207,9 +207,11 @@ class Backend:
             run = map(found.append, map(call, self._leaves_for(change)))
             keep = map(self._keep, map(operator.itemgetter(0), found))
             kind = (change.kind, asked.kind(after))
-            self._calls(kind, at_once(zip(run, keep, self._taking(), strict=False)))
+            once = functools.partial(next, zip(run, keep, self._taking(), strict=False))
+            with contextlib.suppress(StopIteration):  # a signal handler has had the change made
+                self._calls(kind, once)
             self._settle()
-            for _, drawn in found:  # none if a signal handler has had the change made
+            for _, drawn in found:
                 return program.drawn(drawn, self._kept[0], asked)
         return program(self.newest, asked, ahead)
 
@@ -243,11 +245,13 @@ class Backend:
         while len(waiting := self._pending.copy()) > but:
             change = waiting[0]
             run = map(self._keep, map(change.call, self._leaves_for(change)))
-            call = at_once(zip(run, self._taking(), strict=False))
-            if _dtypes.x64():  # it was off when the change was asked for
-                self._calls.apart(functools.partial(_in_32_bits, call))
-            else:
-                self._calls(change.kind, call)
+            # It raises if it does nothing: `Calls` would take the program for a compiled one.
+            once = functools.partial(next, zip(run, self._taking(), strict=False))
+            with contextlib.suppress(StopIteration):  # a signal handler has made the change
+                if _dtypes.x64():  # it was off when the change was asked for
+                    self._calls.apart(functools.partial(_in_32_bits, once))
+                else:
+                    self._calls(change.kind, once)
             self._settle()
 
     def _leaves_for(self, change: Pending) -> Iterator[tuple[jax.Array, ...]]:

@@ -24,6 +24,7 @@ torch = pytest.importorskip("torch")
 
 from fbuf_adapters.pytorch import ReplayBuffer  # noqa: E402 (after the skip)
 from fbuf_adapters.pytorch._batch_stream import Drawn  # noqa: E402 (after the skip)
+from fbuf_adapters.pytorch._spec import Spec  # noqa: E402 (after the skip)
 
 import fbuf  # noqa: E402 (after the skip)
 from fbuf.runtime import interrupts, thread  # noqa: E402 (after the skip)
@@ -53,8 +54,12 @@ def stored(buffer):
 @pytest.mark.sweep
 @pytest.mark.parametrize("host", [False, pytest.param(True, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("prefetch", [pytest.param(0, marks=pytest.mark.sweep), 2])
+@pytest.mark.parametrize("waits", [False, True])
 @pytest.mark.parametrize("times", MANY)
-def test_the_state_is_the_old_one_or_the_new_one(interrupted, host, prefetch, times, tmp_path):
+def test_the_state_is_the_old_one_or_the_new_one(
+    interrupted, host, prefetch, times, waits, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(Spec, "defers", waits)  # updates of priorities wait for a draw, or do not
     rng, hit, number = random.Random(0), 0, 8
     options = {"sampler": fbuf.Prioritized(), "batch_size": 4, "prefetch": prefetch, "host": host}
     with ReplayBuffer(64, **options) as buffer:
@@ -119,8 +124,17 @@ def test_the_state_is_the_old_one_or_the_new_one(interrupted, host, prefetch, ti
 @pytest.mark.parametrize("prefetch", [pytest.param(0, marks=pytest.mark.sweep), 3])
 @pytest.mark.parametrize("times", MANY)
 def test_no_batch_is_lost_or_doubled(interrupted, host, prefetch, times):
+    no_batch_is_lost_or_doubled(interrupted, times, host=host, prefetch=prefetch)
+
+
+@pytest.mark.parametrize("times", MANY)
+def test_no_batch_of_several_is_lost_or_doubled(interrupted, times):
+    no_batch_is_lost_or_doubled(interrupted, times, batches_per_draw=3)
+
+
+def no_batch_is_lost_or_doubled(interrupted, times, **options):
     rng, batches, hit = random.Random(1), [], 0
-    options = {"sampler": fbuf.Shuffled(), "batch_size": 4, "prefetch": prefetch, "host": host}
+    options |= {"sampler": fbuf.Shuffled(), "batch_size": 4}
     with ReplayBuffer(64, **options) as buffer:
         buffer.extend({"n": torch.arange(64, dtype=torch.int32)})
         took = []
@@ -186,9 +200,11 @@ def test_a_signal_handler_may_use_the_buffer():
     assert saved
 
 
+@pytest.mark.parametrize("waits", [False, True])
 @pytest.mark.parametrize("host", [False, pytest.param(True, marks=pytest.mark.sweep)])
-def test_rows_that_a_handler_adds_amid_a_call(host):
+def test_rows_that_a_handler_adds_amid_a_call(host, waits, monkeypatch):
     """At each line of a call that adds, draws, counts or reads."""
+    monkeypatch.setattr(Spec, "defers", waits)
     buffer = ReplayBuffer(4096, sampler=fbuf.Prioritized(), batch_size=4, host=host)
     count = 0
 

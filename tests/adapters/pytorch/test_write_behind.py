@@ -184,7 +184,7 @@ def test_samplers_and_widths(name, int64):
 
 def counted(buffer: Any) -> list[Any]:
     """A list that gets the kind of each call of a program."""
-    backend, found = buffer.contents.stored.backend, []
+    backend, found = core(buffer).contents.stored.backend, []
     calls = backend._calls
 
     class Counting:
@@ -201,14 +201,14 @@ def counted(buffer: Any) -> list[Any]:
     return found
 
 
-def test_a_step_is_one_call_of_a_program():
-    buffer = waiting(make())
-    for _ in range(2):
-        ids = buffer.sample().ids
-        buffer.update_priority(ids, numbers())
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_is_one_call_of_a_program(kind):
+    face, buffer = KINDS[kind], waiting(make(kind))
+    for _ in range(3):
+        face.learn(buffer, face.sample(buffer), numbers())
     found = counted(buffer)
-    ids = buffer.sample().ids
-    buffer.update_priority(ids, numbers())
+    with emulated_gpu():
+        face.learn(buffer, face.sample(buffer), numbers())
     assert len(found) == 1
 
 
