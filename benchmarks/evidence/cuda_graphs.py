@@ -40,16 +40,18 @@ CHAINS: dict[str, tuple[int, int]] = {
     "Uniform": (10, 10),
     "Prioritized": (20, 19),
     "Uniform(window=4)": (11, 11),
-    "Prioritized(window=4)": (22, 22),
+    "Prioritized(window=4)": (23, 22),
     "Uniform(window=4, by='episode')": (18, 18),
     "Prioritized(floor=1.0)": (19, 19),
     "Grouped(field='done', groups=2)": (16, 16),
     "FreshFirst": (11, 11),
-    "FreshFirst(sampler=Prioritized)": (19, 20),
+    "FreshFirst(sampler=Prioritized)": (20, 21),
     "Limited(max_uses=4)": (18, 18),
-    "Limited(sampler=Prioritized, max_uses=4, max_age=524288, version='version')": (54, 53),
+    "Limited(sampler=Prioritized, max_uses=4, max_age=524288, version='version')": (53, 52),
     "fbuf uniform, as in gpu_speed": (6, 6),
-    "fbuf prioritised, as in gpu_speed": (20, 19),
+    "fbuf prioritised, as in gpu_speed": (19, 19),
+    "fbuf, removable=False uniform, as in gpu_speed": (3, 3),
+    "fbuf, removable=False prioritised, as in gpu_speed": (18, 18),
 }
 """The bars: the longest chain that a step may have, with each of `VERSIONS` of JAX."""
 

@@ -44,8 +44,8 @@ def bits(key: jax.Array, shape: tuple[int, ...], after: jax.Array | None = None)
         jax.random.key_data(key),
         after,
         cpu=lambda words, after: _in_a_loop(words, after, math.prod(shape)),
-        default=lambda words, after: jnp.concatenate(
-            _by_rows(words, after, rows, math.prod(shape) // rows)
+        default=lambda words, after: tie(
+            jnp.concatenate(_by_rows(words, None, rows, math.prod(shape) // rows)), after
         ),
     )
     return made.reshape(shape)
