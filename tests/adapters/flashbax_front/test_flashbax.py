@@ -483,8 +483,11 @@ def test_a_buffer_is_hashable_for_static_arguments():
 def test_a_removed_row_would_be_drawn():
     state = made(False, steps=20)
     state = state.add(state.init(jnp.zeros(8)), rows(2, 4, 8))
+    buffer = state.buffer
+    with pytest.raises(ValueError, match="was made with removable=False"):
+        fbuf.remove(buffer, fbuf.newest_ids(buffer, 1), donate=False)
     with pytest.raises(ValueError, match=r"no row can be removed; make the buffer with fbuf\.init"):
-        fbuf.remove(state.buffer, fbuf.newest_ids(state.buffer, 1), donate=False)
+        buffer.sampler.remove(buffer.index, buffer.ring, fbuf.newest_ids(buffer, 1).slot)
 
 
 TRAJECTORY = {
