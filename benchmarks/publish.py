@@ -346,7 +346,7 @@ def about_figures(results: pathlib.Path, *, short: bool = False) -> list[str]:
     text = (
         f"Microseconds, and in brackets how many times fbuf's. A buffer has a million rows of 97 "
         f"bytes; a step adds {compare.ADDED} and draws {compare.MAIN}{windows}. "
-        "A dash: the library has no such thing, or cannot be inside a JAX program. "
+        "A dash: the library has no such thing, cannot be in a JAX program, or did not run here. "
         f"Written by `make bench` on {about['date']}, {about['processor']}, {versions}."
     )
     return textwrap.wrap(text, 100)

@@ -63,7 +63,9 @@ def extend(state: State[Item], other: State[Item]) -> State[Item]:
         overwritten, as after `fbuf.resize`.
 
     Raises:
-        ValueError: When traced, if the items, `next_of`, or the environments do not fit.
+        ValueError: When traced, if the items, `next_of`, or the environments do not fit. Also if
+            `state` was made with `removable=False`, and rows of `other` may be removed, or slots
+            before shorter parts would stay empty.
         TypeError: If one of the two is not a `fbuf.State`, or lies over a mesh.
         RuntimeError: If one of the two has been consumed.
 
@@ -179,9 +181,9 @@ def _check_holes(state: State[Any], other: State[Any], source: Source) -> None:
         )
     if isinstance(source, Dealt) and source.together:
         raise ValueError(
-            f"fbuf.extend: state has {state.ring.lanes} environments that step together, and other "
-            f"has {other.ring.lanes}. Slots before shorter parts would count as removed, and state "
-            f"was made with removable=False; {instead}"
+            f"fbuf.extend: state has num_envs={state.ring.num_envs}, which step together, and "
+            f"other has num_envs={other.ring.num_envs}; slots before shorter parts would count as "
+            f"removed, and state was made with removable=False; {instead}"
         )
 
 

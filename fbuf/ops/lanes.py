@@ -215,7 +215,7 @@ def appended(
     new = lax.fori_loop(jnp.int32(0), jnp.int32(turns), moved, new)
     if not new.ring.removable:
         return new
-    any_removed = sum(of.state.ring.count() - of.state.ring.live() for of in sources) > 0
+    any_removed = sum(of.state.ring.gone() for of in sources) > 0
     for of in sources:
         if isinstance(of, Dealt) and of.together:
             any_removed |= of.size.min() < of.size.max()

@@ -78,7 +78,8 @@ def remove(
     """
     if not state.ring.removable:
         raise ValueError(
-            "fbuf.remove: this buffer was made with removable=False; make it with "
+            "fbuf.remove: this buffer was made with removable=False, as those of "
+            "fbuf_adapters.flashbax are, so its rows stay; make one with "
             "fbuf.init(..., removable=True)"
         )
     if episodes:

@@ -66,7 +66,7 @@ def stats(state: State[Any], *, detailed: bool = False) -> dict[str, jax.Array]:
         "capacity": jnp.int32(state.capacity),
         "fill": ring.count().astype(jnp.float32) / state.capacity,
         "oldest": ring.stored.max() // ring.lanes_per_head,
-        "removed": ring.count() - ring.live(),
+        "removed": ring.gone(),
         "bytes": jnp.float32(sizes.nbytes(state)),
         "fault": state.fault,
         **epoch,

@@ -249,7 +249,7 @@ class Mixture(WindowedSampler):
         which_key, rank_key, recent_key, priority_key = random_bits.split(key, 4)
         shares = self._shares(totals)
         bounds = jnp.cumsum(shares)
-        point = random_bits.uniforms(which_key, batch_size) * bounds[2]
+        point = random_bits.uniforms(which_key, (batch_size,)) * bounds[2]
         which = jnp.sum(point[:, None] >= bounds[None, :2], axis=1, dtype=jnp.int32)
         # Rounding must not choose what has no share.
         which = jnp.where(shares[which] > 0, which, jnp.argmax(shares).astype(jnp.int32))

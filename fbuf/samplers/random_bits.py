@@ -110,9 +110,9 @@ def _key_like(key: jax.Array, words: jax.Array) -> jax.Array:
     return jax.random.wrap_key_data(words, impl=_THREEFRY) if typed else words
 
 
-def uniforms(key: jax.Array, count: int) -> jax.Array:
-    """Return float32 multiples of 2**-24 in `[0, 1)`, `[count]`, all equally likely; see `bits`."""
-    return as_uniforms(bits(key, (count,)))
+def uniforms(key: jax.Array, shape: tuple[int, ...], after: jax.Array | None = None) -> jax.Array:
+    """Return float32 multiples of 2**-24 in `[0, 1)`, all equally likely; see `bits`."""
+    return as_uniforms(bits(key, shape, after))
 
 
 def uniforms_of_rows(

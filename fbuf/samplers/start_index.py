@@ -39,7 +39,11 @@ class StartIndex:
     @property
     def tree(self) -> BitTree:
         """The bits of an index that has them."""
-        assert self.bits is not None
+        if self.bits is None:
+            raise ValueError(
+                "fbuf: a sampler takes rows out, and this buffer was made with removable=False; "
+                "make it with fbuf.init(..., removable=True)"
+            )
         return self.bits
 
 

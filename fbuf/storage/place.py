@@ -7,7 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from fbuf.storage.ring import REMOVED, WRITTEN, Ring, Span
+from fbuf.storage.ring import WRITTEN, Ring, Span
 from fbuf.xla.rows import read_rows, write_rows
 from fbuf.xla.tie import once, tie
 
@@ -27,11 +27,10 @@ def place(ring: Ring, flags: jax.Array, slots: jax.Array, before: jax.Array) -> 
     """
     assert ring.writes is not None
     kept, inside = slots < ring.capacity, ring.clamp(slots)
-    old = once(read_rows(ring.flags, inside))
     writes = once(read_rows(ring.writes, inside))
     held = ring.holds(slots)
-    was_removed = held & (old & REMOVED > 0)
-    slots = tie(slots, old, writes, before)
+    was_removed = held & once(ring.is_removed(inside))
+    slots = tie(slots, was_removed, writes, before)
     removed = ring.removed
     if removed is not None:
         removed -= jnp.sum(was_removed, dtype=jnp.int32)

@@ -205,6 +205,10 @@ class Ring:
         """Count the stored rows that have not been removed. int32 scalar."""
         return self.count() if self.removed is None else self.count() - self.removed
 
+    def gone(self) -> jax.Array:
+        """Count the stored rows that have been removed. int32 scalar."""
+        return self.count() - self.live()
+
     def lane_steps(self) -> jax.Array:
         """Count the stored steps of each lane, removed ones included: int32 `[lanes]`."""
         return jnp.broadcast_to(self.stored // self.lanes_per_head, (self.lanes,))

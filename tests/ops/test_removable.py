@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fbuf
-from fbuf import sharded
+from fbuf import samplers, sharded
 
 ENVS, STEPS, BATCH = 3, 2, 8
 ITEM = {"x": jnp.zeros(2), "version": jnp.int32(0), "group": jnp.int32(0)}
@@ -192,3 +194,20 @@ def test_over_a_mesh():
     same(*found)
     with pytest.raises(ValueError, match="removable=True"):
         sharded.remove(state, batch.ids)
+
+
+@dataclasses.dataclass(frozen=True)
+class Retiring(samplers.Wrapper):
+    """Retires the first row of each add."""
+
+    sampler: samplers.Sampler
+
+    def add(self, index, ring, span, priority, alpha):
+        index, faults = self.sampler.add(index, ring, span, priority, alpha)
+        return self.sampler.retire(index, ring, span.slots[:1]), faults
+
+
+def test_a_sampler_that_takes_rows_out_by_itself_is_refused():
+    state = made(Retiring(fbuf.Uniform()), False)
+    with pytest.raises(ValueError, match=r"a sampler takes rows out.*removable=True"):
+        fbuf.add(state, rows_of(1), time_major=True)

@@ -792,7 +792,7 @@ MUTANTS = [
         ("stored = ring.stored[0] + count", "stored = ring.stored[0] + jnp.sum(kept, dtype=jnp.int32)", "count", PLACED),
         ("count = jnp.sum(kept & ~held, dtype=jnp.int32)", "count = jnp.sum(~held, dtype=jnp.int32)", "count", PLACED),
         ("removed -= jnp.sum(was_removed, dtype=jnp.int32)", "removed -= 0", "count", PLACED),
-        ("was_removed = held & (old & REMOVED > 0)", "was_removed = old & REMOVED > 0", "count", PLACED),
+        ("was_removed = held & once(ring.is_removed(inside))", "was_removed = once(ring.is_removed(inside))", "count", PLACED),
         ("evicted=held & ~was_removed", "evicted=held", "count", PLACED),
         ("write_rows(ring.writes, slots, writes + 1)", "write_rows(ring.writes, slots, writes)", "generation check", PLACED),
         ("flags | jnp.where(held, changed, unchanged)", "flags", "mask", ("test_placing.py", "loaded")),

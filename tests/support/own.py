@@ -53,7 +53,7 @@ class Hot(Sampler):
 
     def draw(self, index, ring, key, batch_size, beta, step):
         which, some, any_ = jax.random.split(key, 3)
-        from_hot = random_bits.uniforms(which, batch_size) < self._share(index)
+        from_hot = random_bits.uniforms(which, (batch_size,)) < self._share(index)
         ranks = random_bits.below(random_bits.bits(some, (2, batch_size)), index.count)
         anywhere = random_bits.below(random_bits.bits(any_, (2, batch_size)), ring.filled())
         slots = jnp.where(from_hot, bit_tree.select(index.hot, ranks), anywhere)

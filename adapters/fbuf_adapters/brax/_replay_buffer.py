@@ -52,7 +52,7 @@ class ReplayBuffer(abc.ABC, Generic[Drawn]):
         """Return an empty buffer that draws by this key. All memory is allocated here."""
         key = jnp.copy(key)  # to donate the state must not delete the key of the caller
         register_with_flax(ReplayBufferState)
-        buffer = fbuf.init(self._row, self._size, sampler=self._sampler, removable=False)
+        buffer = fbuf.init(self._row, self._size, sampler=self._sampler)
         return ReplayBufferState(buffer, jnp.int32(0), key)
 
     def insert(self, buffer_state: ReplayBufferState, samples: Any) -> ReplayBufferState:

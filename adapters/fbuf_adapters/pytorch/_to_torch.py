@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 import fbuf
-from fbuf_adapters.pytorch import _dlpack, _dtypes, _into, _lifetime, _tensors
+from fbuf_adapters.pytorch import _dlpack, _dtypes, _lifetime, _tensors
 from fbuf_adapters.pytorch._error import InteropError, convert, untraced
 
 _NUMPY_EXPORTS = frozenset(
@@ -24,20 +24,14 @@ _NUMPY_EXPORTS = frozenset(
 
 
 @overload
-def to_torch(
-    tree: fbuf.Sample[Any], *, copy: bool = False, out: Any = None
-) -> fbuf.Sample[Any, torch.Tensor]: ...
+def to_torch(tree: fbuf.Sample[Any], *, copy: bool = False) -> fbuf.Sample[Any, torch.Tensor]: ...
 @overload
-def to_torch(
-    tree: fbuf.Rollout[Any], *, copy: bool = False, out: Any = None
-) -> fbuf.Rollout[Any, torch.Tensor]: ...
+def to_torch(tree: fbuf.Rollout[Any], *, copy: bool = False) -> fbuf.Rollout[Any, torch.Tensor]: ...
 @overload
-def to_torch(
-    tree: fbuf.Batch[Any], *, copy: bool = False, out: Any = None
-) -> fbuf.Batch[Any, torch.Tensor]: ...
+def to_torch(tree: fbuf.Batch[Any], *, copy: bool = False) -> fbuf.Batch[Any, torch.Tensor]: ...
 @overload
-def to_torch(tree: Any, *, copy: bool = False, out: Any = None) -> Any: ...
-def to_torch(tree: Any, *, copy: bool = False, out: Any = None) -> Any:
+def to_torch(tree: Any, *, copy: bool = False) -> Any: ...
+def to_torch(tree: Any, *, copy: bool = False) -> Any:
     """Give JAX arrays to PyTorch, in the same memory.
 
     Writing to such a tensor changes the array, which JAX takes to be immutable. So write only when
@@ -59,18 +53,14 @@ def to_torch(tree: Any, *, copy: bool = False, out: Any = None) -> Any:
         tree: Any pytree of JAX arrays, such as a `fbuf.Sample`. Each array must lie on one device,
             CPU or GPU, and have a dtype that PyTorch has, too.
         copy: Give PyTorch memory of its own. This works for everything, also for states.
-        out: The result of an earlier call, with `copy=True` if its arrays are still used. The new
-            arrays are written into its tensors, which stay where they are; see
-            `ReplayBuffer.sample`.
 
     Returns:
-        The same tree with tensors as leaves; `out` itself, if given.
+        The same tree with tensors as leaves.
 
     Raises:
         InteropError: If a leaf is not an array, is traced, deleted or donated, or is a PRNG key; if
             it has a dtype that PyTorch lacks. If it lies on several devices or on one that PyTorch
-            cannot reach, or belongs to a state. If it cannot be written into `out`, which is then
-            as before.
+            cannot reach, or belongs to a state.
 
     Cost: a few microseconds a leaf; with `copy`, the copy.
 
@@ -83,15 +73,9 @@ def to_torch(tree: Any, *, copy: bool = False, out: Any = None) -> Any:
         tensor([[1., 1.],
                 [1., 1.]])
     """
-    if out is not None:
-        _tensors.check_torch("to_torch")
     is_leaf = None if copy else _is_part_of_a_state
     export = functools.partial(_export, copy, Aliases())
-    made = convert("to_torch", {"tree": tree}, export, is_leaf)["tree"]
-    if out is None:
-        return made
-    _into.write("fbuf_adapters.pytorch.to_torch:", out, made)
-    return out
+    return convert("to_torch", {"tree": tree}, export, is_leaf)["tree"]
 
 
 @functools.cache

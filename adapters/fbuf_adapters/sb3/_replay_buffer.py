@@ -141,13 +141,7 @@ class ReplayBuffer(Priorities, buffers.ReplayBuffer):
         self._batches = Batches(self._columns, several, arrays)
         self._frames = Frames(observation_space, observations, n_stack) if n_stack > 1 else None
         self.memory = Memory(
-            BufferSpec(
-                self.buffer_size * n_envs,
-                sampler,
-                n_envs,
-                next_of="observation",
-                removable=False,
-            ),
+            BufferSpec(self.buffer_size * n_envs, sampler, n_envs, next_of="observation"),
             self._item(),
             self._drawing(sampler),
             _seed(seed),

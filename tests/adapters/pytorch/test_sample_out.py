@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -20,7 +18,6 @@ from fbuf_adapters.pytorch import (  # noqa: E402 (after the skip)
     InteropError,
     ReplayBuffer,
     _into,
-    to_torch,
 )
 from fbuf_adapters.pytorch._tree import map_tensors  # noqa: E402 (after the skip)
 
@@ -548,26 +545,6 @@ def test_every_bit_of_every_dtype(shape):
     _into.write("here:", turned, new)
     assert said(turned) == said(new)
     assert all(x._version > then for x, then in zip(turned.values(), versions, strict=True))
-
-
-# --- to_torch ------------------------------------------------------------------------------------
-
-
-def test_to_torch_writes_into_tensors_too():
-    state = fbuf.add(fbuf.init({"x": jnp.zeros(2)}, 20), {"x": jnp.arange(20.0).reshape(10, 2)})
-    draw = jax.jit(lambda key: fbuf.sample(state, key, B))
-    mixed = lambda key: fbuf.sample_mixed([(state, 0.5), (state, 0.5)], key, B)
-    for sample in (draw, mixed):
-        out = to_torch(sample(jax.random.key(0)), copy=True)
-        where = places(out)
-        for key in jax.random.split(jax.random.key(1), 3):
-            assert to_torch(sample(key), out=out) is out
-            assert said(out) == said(to_torch(sample(key)))
-        assert places(out) == where
-    with pytest.raises(InteropError, match=r"^fbuf_adapters.pytorch.to_torch: out\.data\['x'\] is"):
-        to_torch(fbuf.sample(state, jax.random.key(0), 4), out=to_torch(draw(jax.random.key(0))))
-    with pytest.raises(InteropError, match="a buffer's own memory"):
-        to_torch(state, out=state)
 
 
 def test_usual_batches_take_no_closer_look():
