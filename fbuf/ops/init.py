@@ -75,9 +75,9 @@ def init(
             following row has it. None is a sixteenth of the capacity, or up to a quarter where that
             takes less than 1 MiB. The fault `LOST_NEXT` says that the number was too small. With
             `lockstep=False` every environment has an equal share.
-        removable: Whether rows can be removed. With False `fbuf.add` costs less, and with
-            `fbuf.Uniform` a draw does on a GPU. `fbuf.remove` then refuses the buffer. So does
-            `fbuf.extend` where `other` may have removed rows, or would leave slots empty. The
+        removable: Whether rows can be removed. With False `fbuf.add` costs less, but not with
+            windows. With `fbuf.Uniform` a draw on a GPU does, too. `fbuf.remove` then refuses. So
+            does `fbuf.extend` where `other` may have removed rows, or would leave slots empty. The
             argument `autoreset="next_step"` needs True: it removes the rows of resets.
 
     Returns:

@@ -76,7 +76,7 @@ def empty(ring: Ring, window: Window) -> StartIndex:
     if not window.every_row:
         return StartIndex(bit_tree.empty(ring.capacity), jnp.int32(0))
     # Under one head the rows lie in the first slots. Where none is removed, all are starts.
-    none_missing = ring.heads == 1 and not ring.removable
+    none_missing = ring.heads == 1 and ring.removed is None
     return StartIndex(None if none_missing else bit_tree.empty(ring.capacity), None)
 
 

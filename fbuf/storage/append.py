@@ -81,7 +81,7 @@ def append(
     # No row from before the last clear is counted as removed any more.
     held = ring.holds(slots)
     gone, reads = held & False, (before,)
-    if ring.removable:
+    if ring.removed is not None:
         old = read_rows(ring.flags, ring.clamp(slots))
         # The barrier has it read once. Read again where it is used, the flags would have to be
         # copied for that before they are written.

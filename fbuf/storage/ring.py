@@ -112,8 +112,8 @@ class Ring:
     Attributes:
         cursor: int32 `[5, heads]`; `head`, `lap`, `stored`, `save_id` and `tag`. They share an
             array, because every array of a state costs time in each call from Python.
-        removed: int32 scalar; the number of stored rows that have been removed. None where no row
-            can be removed.
+        removed: int32 scalar; the number of stored rows that have been removed. None where they are
+            not counted, for there are none.
         flags: uint8 `[capacity]`; the bits of each row, see above.
         open: The open episode of each lane; None if the ring does not follow episodes.
         writes: int32 `[capacity]`; how often each slot was written, where a sampler chooses the
@@ -123,6 +123,7 @@ class Ring:
         lockstep: Whether environments always step together, so that one head serves all; static.
         autoreset: The behaviour of environments at an end, see `fbuf.storage.episodes`; static.
         shards: The number of rings like this one in the whole buffer; static.
+        removable: Whether rows can be removed; static.
     """
 
     cursor: jax.Array
@@ -134,16 +135,12 @@ class Ring:
     lockstep: bool = dataclasses.field(metadata={"static": True})
     autoreset: Autoreset = dataclasses.field(metadata={"static": True})
     shards: int = dataclasses.field(default=1, metadata={"static": True})
+    removable: bool = dataclasses.field(default=True, metadata={"static": True})
 
     @property
     def capacity(self) -> int:
         """The number of rows that fit; also right for a batched ring."""
         return self.flags.shape[-1]
-
-    @property
-    def removable(self) -> bool:
-        """Whether rows can be removed."""
-        return self.removed is not None
 
     @property
     def lanes(self) -> int:
@@ -232,7 +229,7 @@ class Ring:
 
     def is_removed(self, slots: jax.Array) -> jax.Array:
         """Return whether the rows in slots in range have been removed: bool like `slots`."""
-        if not self.removable:
+        if self.removed is None:
             return jnp.zeros(slots.shape, bool)
         flags = read_rows(self.flags, slots.reshape(-1)).reshape(slots.shape)
         return flags & REMOVED > 0
@@ -419,12 +416,15 @@ def empty(
 
     With `follow` it knows where in its episode each row is, with `places` how often each slot was
     written. With `removable` rows can be removed. The ids of its rows count from `tag`, int32.
+
+    A ring that follows episodes counts removed rows in any case. On CPU an add to it is faster with
+    the read of the flags: see `fbuf.xla.loop`.
     """
     follow |= autoreset == "next_step"
     heads = 1 if lockstep else num_envs or 1
     return Ring(
         cursor=_tagged(np.zeros((tags.ROW, heads), np.int32), tag),
-        removed=jnp.int32(0) if removable else None,
+        removed=jnp.int32(0) if removable or follow else None,
         flags=jnp.zeros(capacity, jnp.uint8),
         open=episodes.none_open(num_envs or 1) if follow else None,
         writes=jnp.zeros(capacity, jnp.int32) if places else None,
@@ -432,6 +432,7 @@ def empty(
         lockstep=lockstep,
         autoreset=autoreset,
         shards=shards,
+        removable=removable,
     )
 
 

@@ -58,7 +58,7 @@ def any_rows(ring: Ring, words: Callable[[jax.Array | int], jax.Array]) -> jax.A
         return (turn < TURNS) & (live > 0) & ~found.all()
 
     slots = draw(0)
-    if not ring.removable:
+    if ring.removed is None:
         return slots
     carry = (jnp.int32(1), slots, is_live(slots))
     _, slots, found = lax.while_loop(goes_on, again, carry)

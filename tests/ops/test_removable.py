@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fbuf
-from fbuf import samplers, sharded
+from fbuf import sharded
 
 ENVS, STEPS, BATCH = 3, 2, 8
 ITEM = {"x": jnp.zeros(2), "version": jnp.int32(0), "group": jnp.int32(0)}
@@ -196,18 +194,14 @@ def test_over_a_mesh():
         sharded.remove(state, batch.ids)
 
 
-@dataclasses.dataclass(frozen=True)
-class Retiring(samplers.Wrapper):
-    """Retires the first row of each add."""
-
-    sampler: samplers.Sampler
-
-    def add(self, index, ring, span, priority, alpha):
-        index, faults = self.sampler.add(index, ring, span, priority, alpha)
-        return self.sampler.retire(index, ring, span.slots[:1]), faults
-
-
 def test_a_sampler_that_takes_rows_out_by_itself_is_refused():
-    state = made(Retiring(fbuf.Uniform()), False)
-    with pytest.raises(ValueError, match=r"a sampler takes rows out.*removable=True"):
-        fbuf.add(state, rows_of(1), time_major=True)
+    state, slots = made(fbuf.Uniform(), False), jnp.zeros(1, jnp.int32)
+    for take_out in (state.sampler.retire, state.sampler.remove):
+        with pytest.raises(ValueError, match=r"a sampler takes rows out.*removable=True"):
+            take_out(state.index, state.ring, slots)
+
+
+def test_windows_count_removed_rows_in_any_case():
+    """On CPU an add of windows is faster with the read of the flags."""
+    assert made(fbuf.Prioritized(window=2), False).ring.removed is not None
+    assert made(fbuf.Prioritized(), False).ring.removed is None

@@ -529,7 +529,7 @@ MUTANTS = [
         ("by = span.drawable.astype(jnp.int32) - span.evicted.astype(jnp.int32)", "by = span.drawable.astype(jnp.int32)", "count", FLAT),
         ("total = index.total + int32_sum(new) - int32_sum(gone)", "total = index.total + int32_sum(new)", "count", STRIDE),
         ("bit_tree.read(index.tree, inside) & (found < ring.capacity)", "bit_tree.read(index.tree, inside)", "mask", FLAT),
-        ("ring.heads == 1 and not ring.removable", "not ring.removable", "count", REMOVABLE),
+        ("ring.heads == 1 and ring.removed is None", "ring.removed is None", "count", REMOVABLE),
         ("return slots if index.bits is None", "return slots * 0 if index.bits is None", "count", REMOVABLE),
         ("        return ring.holds(slots)\n", "        return slots >= 0\n", "read", REMOVABLE),
         ("found = jnp.where(last_of_each(found), found, ring.capacity)", "found = found + 0", "windows", STRIDE),
