@@ -68,6 +68,7 @@ REPORTS = (
     "gpu_speed",
     "gpu_parts",
     "large",
+    "removable",
     "row_access",
     "tree_shapes",
     "order",
