@@ -131,6 +131,12 @@ def test_fields_that_are_written_later(make):
         made(make, blank={"first": 0.0})
 
 
+def same_but_for_rounding(one, two):
+    """Under `vmap` XLA rounds the environment's own physics in another way on some processors."""
+    exact = not np.issubdtype(one.dtype, np.floating)
+    np.testing.assert_allclose(one, two, rtol=0 if exact else 1e-6, atol=0 if exact else 1e-6)
+
+
 @pytest.mark.sweep
 def test_many_seeds_in_a_jit_of_your_own():
     collector = made(gymnax_collector)
@@ -145,7 +151,7 @@ def test_many_seeds_in_a_jit_of_your_own():
     for number, key in enumerate(keys):
         alone = fbuf.rows(run(key)).data
         mine = fbuf.rows(jax.tree.map(lambda leaf, n=number: leaf[n], many)).data
-        jax.tree.map(np.testing.assert_array_equal, mine, alone)
+        jax.tree.map(same_but_for_rounding, mine, alone)
 
 
 @pytest.mark.sweep
