@@ -215,7 +215,7 @@ class Limited(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatibleVar
                 f"{ring.lane_length} rows; leave it out: older rows are overwritten"
             )
         own = lives.empty(ring, self.max_uses is not None, self.version is not None)
-        return LimitedIndex(own, self.sampler.init(_removable(ring)))
+        return LimitedIndex(own, self.sampler.init(ring))
 
     def add(
         self, index: LimitedIndex, ring: Ring, span: Span, priority: jax.Array | None, alpha: Scalar
@@ -523,9 +523,3 @@ class Limited(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatibleVar
         index = dataclasses.replace(index, lives=own)
         others = self.sampler.retire(index.others, self._seen(index, ring), slots)
         return dataclasses.replace(index, others=others)
-
-
-def _removable(ring: Ring) -> Ring:
-    """Return a ring for a sampler whose rows retire: to the sampler these count as removed."""
-    removed = ring.count() & 0 if ring.removed is None else ring.removed
-    return dataclasses.replace(ring, removed=removed)

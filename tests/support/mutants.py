@@ -692,7 +692,6 @@ MUTANTS = [
         ("jnp.where(own, slots, ring.capacity))", "slots)", "count", LIVES_OF_ALL),
         ("return self._counted(index, ring, slots, there)", "return self._counted(index, ring, slots, there & False)", "count", LIVES_OF_ALL),
         ("removed=ring.count() - total", "removed=ring.removed", "count", LIVES),
-        ("self.sampler.init(_removable(ring))", "self.sampler.init(ring)", "count", REMOVABLE),
         ("slots = jnp.where(is_live, slots, ring.capacity)", "slots = slots * 1", "mask", ("test_limited.py", "shape3 or shape4")),
         ("            slots = jnp.where(gone, ring.capacity, slots)\n", "", "resize", ("test_limits_anew.py", "low")),
         ("again = jnp.where(lost, slots, ring.capacity)", "again = jnp.full_like(slots, ring.capacity)", "resize", ("test_limits_anew.py", "more")),
