@@ -391,6 +391,30 @@ def test_nan_over_a_mesh_is_removed_as_the_report_says():
     assert names(state) == []
 
 
+def test_nan_is_corrected_where_rows_cannot_be_removed():
+    state = fbuf.init({"x": 0.0}, N, removable=False)
+    state = fbuf.add(state, {"x": np.where(np.arange(N) % 9, 1.0, np.nan).astype(np.float32)})
+    (finding,) = fbuf.report(state).findings
+    assert "state = fbuf.write(state, fbuf.ids_at(state, error.slots), fields)" in finding.remedy
+    assert "remove(" not in finding.remedy
+    with pytest.raises(fbuf.NotFiniteError) as error:
+        fbuf.check_finite(state)
+    slots = error.value.slots
+    fields = {"x": 0.5 + np.arange(len(slots), dtype=np.float32)}
+    state = fbuf.write(state, fbuf.ids_at(state, slots), fields)
+    assert names(state) == []
+
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), "data")
+    shards = fbuf.sharded.init({"x": 0.0}, 64, mesh=mesh, removable=False)
+    shards = fbuf.sharded.add(shards, {"x": np.where(np.arange(64) % 9, ONES[:64], np.nan)})
+    (finding,) = fbuf.report(shards).findings
+    assert "fbuf.sharded.write(state, batch.ids, fields, mask=bad)" in finding.remedy
+    batch = fbuf.sharded.sample(shards, jax.random.key(0), 1024)
+    fields = {"x": jnp.where(jnp.isnan(batch.data["x"]), 1.0, batch.data["x"])}
+    shards = fbuf.sharded.write(shards, batch.ids, fields, mask=jnp.isnan(batch.data["x"]))
+    assert "not_finite" not in names(shards)
+
+
 def test_nan_is_removed_as_the_report_says():
     """An episode that has lost a row does not count."""
     rewards, ends = NORMAL[:, 0].copy(), np.arange(N) % 5 == 4

@@ -64,7 +64,7 @@ OPERATIONS = {
     "add": (add, full),
     "draw": (draw, full),
     "update": (update, full),
-    "add-widened": (add, widened),
+    "add of bfloat16": (add, widened),
 }
 """The operations by name, and the buffer for each; the next one goes on with a buffer alike."""
 

@@ -18,14 +18,24 @@ from fbuf.doctor.text import count
 _FEW = 64
 """The rows below which equal values say nothing."""
 
-# The ways to take out rows with NaN.
+# The ways to take out rows with NaN, or to correct them.
 _OF_A_BUFFER = (
     "fbuf.check_finite(state) raises an error whose slots are all such rows: state = "
     "fbuf.remove(state, fbuf.ids_at(state, error.slots))."
 )
+_TO_CORRECT = (
+    "fbuf.check_finite(state) raises an error whose slots are all such rows. This buffer has "
+    "removable=False, so correct them: state = fbuf.write(state, fbuf.ids_at(state, error.slots), "
+    "fields)."
+)
 _OF_A_MESH = (
     "A batch knows the ids of the rows it has: state = fbuf.sharded.remove(state, batch.ids, "
     "mask=bad), where bad is True for draws of such rows."
+)
+_CORRECTED_OVER_A_MESH = (
+    "A batch knows the ids of the rows it has, and this buffer has removable=False, so correct "
+    "them: state = fbuf.sharded.write(state, batch.ids, fields, mask=bad), where bad is True for "
+    "draws of such rows."
 )
 
 _FRAME = 1024
@@ -47,8 +57,7 @@ def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
             "not_finite",
             f"{_called(name)} holds NaN or an infinity in {leaf.not_finite:,} of "
             f"{count(leaf.rows, 'row')}, one of them in {found.place(leaf.newest_bad)}.",
-            "Look at the row where it is made. "
-            + (_OF_A_MESH if found.over_mesh else _OF_A_BUFFER),
+            f"Look at the row where it is made. {_remedy(found)}",
         )
     rewards = {name for name, _ in likely_fields(found.parts[0].layout)}
     if found.reward is not None:
@@ -81,6 +90,13 @@ def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
             "Look at whether you give the field to fbuf.add. If it is of no use, leave it out of "
             "the item.",
         )
+
+
+def _remedy(found: Found) -> str:
+    """Return the way to deal with rows that hold NaN."""
+    if not found.parts[0].state.ring.removable:
+        return _CORRECTED_OVER_A_MESH if found.over_mesh else _TO_CORRECT
+    return _OF_A_MESH if found.over_mesh else _OF_A_BUFFER
 
 
 def _frames(leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
