@@ -134,10 +134,10 @@ def select_unless(tree: BitTree, slots: jax.Array, ranks: jax.Array) -> jax.Arra
         ranks: int32 `[B]`, as for `select`.
 
     Returns:
-        int32 `[B]` slots. O(B log N); on CPU, outside of `vmap`, only slots whose bits are not set
-        take the way down.
+        int32 `[B]` slots. O(B log N); on CPU only slots whose bits are not set take the way down.
     """
-    return by_platform(tree, slots, ranks, cpu=_select_few, default=_select_all)
+    few = functools.partial(_select_few, None)
+    return by_platform(tree, slots, ranks, cpu=few, default=_select_all)
 
 
 def _select_all(tree: BitTree, slots: jax.Array, ranks: jax.Array) -> jax.Array:
@@ -145,27 +145,35 @@ def _select_all(tree: BitTree, slots: jax.Array, ranks: jax.Array) -> jax.Array:
 
 
 @jax.custom_batching.custom_vmap
-def _select_few(tree: BitTree, slots: jax.Array, ranks: jax.Array) -> jax.Array:
-    """As `_select_all`, but a rank is looked up only where a bit is not set."""
+def _select_few(
+    first: jax.Array | None, tree: BitTree, slots: jax.Array, ranks: jax.Array
+) -> jax.Array:
+    """As `_select_all`, but a rank is looked up only where a bit is not set.
+
+    The nodes may be those of several trees, one behind the other. Then `first`, int32 `[B]`, is the
+    node with which the tree of each slot begins.
+    """
+    words = slots >> _WORD_SHIFT
+    if first is not None:
+        words = first + words
 
     def look(i: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        count, where, wanted = carry
+        count, where, *wanted = carry
         slot = entry(slots, i)
-        word = entry(tree.nodes, slot >> _WORD_SHIFT)
+        word = entry(tree.nodes, entry(words, i))
         # Each entry is put down as wanted. The next one takes its place if it is not.
         return (
             count + 1 - _bit(word, slot),
             with_entry(where, count, i),
-            with_entry(wanted, count, entry(ranks, i)),
+            *(with_entry(old, count, entry(new, i)) for old, new in zip(wanted, given, strict=True)),
         )
 
-    if _is_large(_levels(tree.capacity)[0]):
-        slots = _fetched(tree.nodes, slots >> _WORD_SHIFT, slots)
+    given = (ranks,) if first is None else (ranks, first)
+    slots = _fetched(tree.nodes, words, slots)
     zero = zero_after(slots)
     # The lists begin as arrays that exist already: places not written to are not read.
-    carry = lax.fori_loop(zero, slots.shape[0], look, (zero, slots, ranks))
-    count, where, wanted = carry
-    found = _select(tree, wanted, count)
+    count, where, *wanted = lax.fori_loop(zero, slots.shape[0], look, (zero, slots, *given))
+    found = _select(tree, wanted[0], count, *wanted[1:])
 
     def put(i: jax.Array, slots: jax.Array) -> jax.Array:
         return with_entry(slots, entry(where, i), entry(found, i))
@@ -174,16 +182,27 @@ def _select_few(tree: BitTree, slots: jax.Array, ranks: jax.Array) -> jax.Array:
 
 
 @_select_few.def_vmap
-def _(
-    size: int, batched: list[Any], tree: BitTree, slots: jax.Array, ranks: jax.Array
-) -> tuple[jax.Array, bool]:
-    # A loop with an end and with places to write of each entry's own is no kernel any more.
-    axes = jax.tree.map(lambda is_batched: 0 if is_batched else None, batched)
-    return jax.vmap(_select_all, in_axes=tuple(axes), axis_size=size)(tree, slots, ranks), True
+def _(size: int, batched: list[Any], *given: Any) -> tuple[jax.Array, bool]:
+    # The trees side by side, as one: a loop with an end of each buffer's own is no kernel.
+    first, tree, *batch = given
+    shape = size, batch[0].shape[-1]
+    every = [jnp.broadcast_to(leaf, shape) for leaf in batch]
+    own = lax.broadcasted_iota(jnp.int32, shape, 0)
+    own = own * tree.nodes.shape[-1] if batched[1].nodes else jnp.zeros_like(own)
+    if first is not None:
+        own = own + jnp.broadcast_to(first, shape)
+    trees = BitTree(tree.nodes.reshape(-1), tree.capacity)
+    found = _select_few(own.reshape(-1), trees, *(leaf.reshape(-1) for leaf in every))
+    return found.reshape(shape), True
 
 
-def _select(tree: BitTree, ranks: jax.Array, count: jax.Array | None) -> jax.Array:
-    """As `select`; on CPU the results for ranks behind the first `count` mean nothing."""
+def _select(
+    tree: BitTree, ranks: jax.Array, count: jax.Array | None, first: jax.Array | None = None
+) -> jax.Array:
+    """As `select`; on CPU the results for ranks behind the first `count` mean nothing.
+
+    `first` is as for `_select_few`.
+    """
 
     def row_of(found: jax.Array, rank: jax.Array) -> jax.Array:
         return found
@@ -200,8 +219,9 @@ def _select(tree: BitTree, ranks: jax.Array, count: jax.Array | None) -> jax.Arr
     capacity = tree.capacity  # the forms outlive the trace of the tree
     found = jnp.zeros_like(ranks)  # the top is row 0
     words, *counts = _levels(capacity)
-    carry = _each_level(tree.nodes, counts[::-1], row_of, into_counts, (found, ranks), count)
-    return _each_level(tree.nodes, [words], row_of, into_words, carry, count)[0]
+    over = functools.partial(_each_level, tree.nodes, count=count, first=first)
+    carry = over(counts[::-1], row_of, into_counts, (found, ranks))
+    return over([words], row_of, into_words, carry)[0]
 
 
 def rank(tree: BitTree, slots: jax.Array) -> jax.Array:
@@ -228,8 +248,8 @@ def rank(tree: BitTree, slots: jax.Array) -> jax.Array:
     words, *counts = _levels(tree.capacity)
     below = (jnp.ones_like(slots) << (slots & (_BITS - 1))) - 1  # the bits before that of the slot
     carry = (slots >> _WORD_SHIFT, below)
-    carry = _each_level(tree.nodes, [words], row_of, among_words, carry, None)
-    return _each_level(tree.nodes, counts, row_of, among_counts, carry, None)[1]
+    carry = _each_level(tree.nodes, [words], row_of, among_words, carry)
+    return _each_level(tree.nodes, counts, row_of, among_counts, carry)[1]
 
 
 def _each_level(
@@ -238,7 +258,8 @@ def _each_level(
     row_of: Callable[..., jax.Array],
     step: Callable[..., Numbers],
     carry: Numbers,
-    count: jax.Array | None,
+    count: jax.Array | None = None,
+    first: jax.Array | None = None,
 ) -> Numbers:
     """Go through levels in turn, and through a batch on each level.
 
@@ -251,24 +272,25 @@ def _each_level(
             numbers carried so far. Where there are several levels, as many numbers as before.
         carry: int32 `[B]` each.
         count: The number of entries of the batch to go through on CPU; None is all.
+        first: int32 `[B]`; where the tree of each entry begins among the nodes. None is 0.
     """
 
-    def loops(nodes: jax.Array, count: jax.Array | None, *carry: jax.Array) -> Numbers:
+    def loops(nodes: jax.Array, count: Any, first: Any, *carry: jax.Array) -> Numbers:
         # Each large level goes by itself, and small ones side by side together.
         key: Callable[[Level], int] = lambda level: level.start if _is_large(level) else -1
         for _, group in itertools.groupby(levels, key):
-            carry = _loop_over(nodes, list(group), row_of, step, carry, count)
+            carry = _loop_over(nodes, list(group), row_of, step, carry, count, first)
         return carry
 
-    def gather(nodes: jax.Array, count: jax.Array | None, *carry: jax.Array) -> Numbers:
+    def gather(nodes: jax.Array, count: Any, first: Any, *carry: jax.Array) -> Numbers:
         for level in levels:
             number = jnp.minimum(row_of(*carry), level.size // FANOUT - 1)
-            at = level.start + number * FANOUT
+            at = level.start + number * FANOUT + (0 if first is None else first)
             row = [gathered(nodes, at + child) for child in range(FANOUT)]
             carry = step(row, number, *carry)
         return carry
 
-    return by_platform(nodes, count, *carry, cpu=loops, default=gather)
+    return by_platform(nodes, count, first, *carry, cpu=loops, default=gather)
 
 
 def _loop_over(
@@ -278,6 +300,7 @@ def _loop_over(
     step: Callable[..., Numbers],
     carry: Numbers,
     count: jax.Array | None,
+    first: jax.Array | None,
 ) -> Numbers:
     """Go through a single level or some small ones, on CPU.
 
@@ -291,6 +314,9 @@ def _loop_over(
         def one(
             nodes: jax.Array, buffer: Numbers, start: jax.Array, size: jax.Array, *mine: jax.Array
         ) -> Numbers:
+            if first is not None:
+                *mine, own = mine
+                start = own + start
             number = jnp.minimum(row_of(*mine), (size >> _SHIFT) - 1)
             at, sizes = (*buffer, start + number * FANOUT), (*(1,) * len(buffer), FANOUT)
             row = lax.dynamic_slice(nodes, at, sizes, allow_negative_indices=False).reshape(-1)
@@ -303,15 +329,16 @@ def _loop_over(
             return tuple(with_entry_at(old, place, number) for old, number in pairs)
 
         shared = jnp.int32(start), jnp.int32(size)
-        found = jax.eval_shape(one, nodes, (), *shared, *[zero] * len(carry))
+        mine = carry if first is None else (*carry, first)
+        found = jax.eval_shape(one, nodes, (), *shared, *[zero] * len(mine))
         made = tuple(blank(zero, carry[0].shape, leaf.dtype) for leaf in found)
-        return by_entries(turn, made, (nodes,), carry, shared, count)
+        return by_entries(turn, made, (nodes,), mine, shared, count)
 
     if len(levels) == 1:
         (level,) = levels
         if _is_large(level):
             rows = jnp.minimum(row_of(*carry), level.size // FANOUT - 1)
-            at = level.start + rows * FANOUT
+            at = level.start + rows * FANOUT + (0 if first is None else first)
             carry = (_fetched(nodes, at, carry[0]), *carry[1:])
         return over_batch(level.start, level.size, carry, zero_after(carry[0]))
     starts = jnp.array([level.start for level in levels], jnp.int32)

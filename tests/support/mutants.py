@@ -74,6 +74,7 @@ SEVERAL = "test_mixture.py", "several or counts or empty or anew"
 MIXTURE = "test_mixture.py", "as_likely"
 LIKELY, MASKED = ("test_windows.py", "likely"), ("test_windows.py", "mask")
 SUMS, BITS = ("test_sum_tree.py", ""), ("test_bit_tree.py", "")
+SEVERAL_TREES = "test_bit_tree.py", "several"
 THREEFRY = "test_loops.py", "random_bits"
 KEYS = "test_loops.py", "derived_keys"
 HALVES = "test_loops.py", "halves"
@@ -863,6 +864,9 @@ MUTANTS = [
         ("beyond = low <= rank", "beyond = low < rank", "tree rounding", BITS),
         ("jnp.where(at < child, -1, jnp", "jnp.where(at <= child, -1, jnp", "tree rounding", BITS),
         ("count + 1 - _bit(word, slot)", "count + 1", "tree rounding", BITS),
+        ("own = own + jnp.broadcast_to(first, shape)", "pass", "seeds", SEVERAL_TREES),
+        ("words = first + words", "pass", "seeds", SEVERAL_TREES),
+        ("start = own + start", "pass", "seeds", SEVERAL_TREES),
     ),
     *of(
         "trees/running_sums.py",

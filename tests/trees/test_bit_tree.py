@@ -62,6 +62,31 @@ def every_marked_slot(capacity, share):
     np.testing.assert_array_equal(read, marked[within])
 
 
+def test_slots_of_several_trees():
+    """One loop over all trees; the trees differ, and so do the numbers of their ranks."""
+    rng = np.random.default_rng(1)
+    capacity, batch = 20_000, 64
+    marked = rng.random((2, 3, capacity)) < np.array([0.01, 0.5, 0.99])[:, None]
+    slots = jnp.asarray(rng.integers(0, capacity, (2, 3, batch)), jnp.int32)
+    ranks = jnp.asarray(rng.integers(0, 100, (2, 3, batch)), jnp.int32)
+    trees = jax.vmap(jax.vmap(marked_tree))(jnp.asarray(marked))
+
+    def expected(marked, slots, ranks):
+        return np.where(marked[slots], slots, np.flatnonzero(marked)[ranks])
+
+    over = [(marked[i, j], slots[i, j], ranks[i, j]) for i in range(2) for j in range(3)]
+    every = np.reshape([expected(*each) for each in over], slots.shape)
+    of_each = jax.vmap(bit_tree.select_unless)
+    np.testing.assert_array_equal(jax.jit(jax.vmap(of_each))(trees, slots, ranks), every)
+
+    one, *_ = jax.tree.leaves(trees)
+    one = bit_tree.BitTree(one[0, 1], capacity)
+    of_one = jax.vmap(bit_tree.select_unless, in_axes=(None, 0, 0))
+    found = jax.jit(jax.vmap(of_one, in_axes=(None, 0, None)))(one, slots, ranks[0])
+    every = [[expected(marked[0, 1], slots[i, j], ranks[0, j]) for j in range(3)] for i in range(2)]
+    np.testing.assert_array_equal(found, every)
+
+
 @pytest.mark.sweep
 def test_both_forms_give_the_same():
     """The loop of the CPU, and what a GPU does."""
