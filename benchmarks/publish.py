@@ -69,6 +69,7 @@ REPORTS = (
     "gpu_parts",
     "large",
     "removable",
+    "seeds",
     "row_access",
     "tree_shapes",
     "order",

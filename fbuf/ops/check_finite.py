@@ -60,8 +60,8 @@ def check_finite(state: State[Any]) -> None:
 
     One such number in a loss makes all weights NaN. Call it from the host loop now and then, and
     when a loss is not finite. The rows stay as they are: `fbuf.write` corrects them, and
-    `fbuf.remove` leaves them out, unless `removable` is False. The check reads all floats and complex numbers of rows that
-    can be drawn, and their kept next observations.
+    `fbuf.remove` leaves them out, if the buffer is `removable`. The check reads all floats and
+    complex numbers of rows that can be drawn, and their kept next observations.
 
     Args:
         state: The buffer; never consumed.

@@ -162,11 +162,9 @@ def _select_few(
         slot = entry(slots, i)
         word = entry(tree.nodes, entry(words, i))
         # Each entry is put down as wanted. The next one takes its place if it is not.
-        return (
-            count + 1 - _bit(word, slot),
-            with_entry(where, count, i),
-            *(with_entry(old, count, entry(new, i)) for old, new in zip(wanted, given, strict=True)),
-        )
+        looked_up = zip(wanted, given, strict=True)
+        wanted = [with_entry(old, count, entry(new, i)) for old, new in looked_up]
+        return count + 1 - _bit(word, slot), with_entry(where, count, i), *wanted
 
     given = (ranks,) if first is None else (ranks, first)
     slots = _fetched(tree.nodes, words, slots)
@@ -315,8 +313,8 @@ def _loop_over(
             nodes: jax.Array, buffer: Numbers, start: jax.Array, size: jax.Array, *mine: jax.Array
         ) -> Numbers:
             if first is not None:
-                *mine, own = mine
-                start = own + start
+                start = mine[-1] + start
+                mine = mine[:-1]
             number = jnp.minimum(row_of(*mine), (size >> _SHIFT) - 1)
             at, sizes = (*buffer, start + number * FANOUT), (*(1,) * len(buffer), FANOUT)
             row = lax.dynamic_slice(nodes, at, sizes, allow_negative_indices=False).reshape(-1)

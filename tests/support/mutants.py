@@ -866,7 +866,7 @@ MUTANTS = [
         ("count + 1 - _bit(word, slot)", "count + 1", "tree rounding", BITS),
         ("own = own + jnp.broadcast_to(first, shape)", "pass", "seeds", SEVERAL_TREES),
         ("words = first + words", "pass", "seeds", SEVERAL_TREES),
-        ("start = own + start", "pass", "seeds", SEVERAL_TREES),
+        ("start = mine[-1] + start", "pass", "seeds", SEVERAL_TREES),
     ),
     *of(
         "trees/running_sums.py",
