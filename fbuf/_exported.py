@@ -19,17 +19,17 @@ from fbuf.pace import PaceCounter
 from fbuf.samplers.evict_lowest import EvictionIndex
 from fbuf.samplers.fifo import FifoIndex
 from fbuf.samplers.fresh_first import FreshIndex
-from fbuf.samplers.group_index import GroupIndex
+from fbuf.samplers.index.group_index import GroupIndex
+from fbuf.samplers.index.lives import Lives
+from fbuf.samplers.index.priority_index import PriorityIndex
+from fbuf.samplers.index.segments import Segments
+from fbuf.samplers.index.start_index import StartIndex, StartIndexByLane
+from fbuf.samplers.index.versions import Versions
 from fbuf.samplers.limited import LimitedIndex
-from fbuf.samplers.lives import Lives
 from fbuf.samplers.mixture import MixedIndex
-from fbuf.samplers.priority_index import PriorityIndex
-from fbuf.samplers.protocol import Sampler
+from fbuf.samplers.protocol.sampler import Sampler
 from fbuf.samplers.reservoir import ReservoirIndex
-from fbuf.samplers.segments import Segments
-from fbuf.samplers.start_index import StartIndex, StartIndexByLane
 from fbuf.samplers.uniform import UniformIndex
-from fbuf.samplers.versions import Versions
 from fbuf.state import Batch, Rollout, Sample, State
 from fbuf.storage import layout as layouts
 from fbuf.storage.episodes import Open

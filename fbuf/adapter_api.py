@@ -40,9 +40,9 @@ from fbuf.runtime.processes import stays as stays_in_process
 from fbuf.runtime.thread import Cancelled
 from fbuf.runtime.wait import steps as waiting_steps
 from fbuf.runtime.wait import wait as wait_for
-from fbuf.samplers import Draw, Sampler
-from fbuf.samplers.priority_index import of_slots as stored_priorities
-from fbuf.samplers.random_bits import below, bits, fold_in
+from fbuf.samplers import Ask, Draw, Sampler
+from fbuf.samplers.chance.random_bits import below, bits, fold_in
+from fbuf.samplers.index.priority_index import of_slots as stored_priorities
 from fbuf.storage.episodes import Autoreset
 from fbuf.storage.ids import NO_SLOT
 from fbuf.storage.layout import Layout
@@ -65,6 +65,7 @@ __all__ = [
     "STANDS_IN",
     "TERMINATED",
     "TRUNCATED",
+    "Ask",
     "Autoreset",
     "BatchDrawer",
     "BatchStream",

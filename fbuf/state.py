@@ -10,7 +10,7 @@ import jax.core
 import numpy as np
 
 from fbuf.checks.uncompared import Uncompared
-from fbuf.samplers.protocol import Sampler
+from fbuf.samplers.protocol.sampler import Sampler
 from fbuf.storage import shown
 from fbuf.storage.ids import ArrayT, Ids
 from fbuf.storage.next_obs import NextObs

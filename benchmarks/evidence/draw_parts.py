@@ -52,7 +52,8 @@ def stages(fbuf: Any, prioritized: bool) -> dict[str, Stage]:
     """The draw, cut off after each part."""
     import jax
 
-    from fbuf.samplers import random_bits, start_index
+    from fbuf.samplers.chance import random_bits
+    from fbuf.samplers.index import start_index
     from fbuf.trees import sum_tree
     from fbuf.xla.tie import tie
 

@@ -68,7 +68,7 @@ def untied(file: str, value: str, reads: str) -> Edit:
     return text(file, f"tie({value}, {reads})", value)
 
 
-LOOPS = ("xla/loop.py", "trees/bit_tree.py", "samplers/random_bits.py")
+LOOPS = ("xla/loop.py", "trees/bit_tree.py", "samplers/chance/random_bits.py")
 COUNTERS = tuple(
     Edit(file, r"lax\.fori_loop\((?:zero|zero_after\([^()]*(?:\[0\])?\))(?=, )", "lax.fori_loop(0")
     for file in LOOPS
@@ -99,7 +99,7 @@ HALVES = (
         "return make(source, *batch)",
     ),
 )
-OWN_BITS = (text("samplers/random_bits.py", '_THREEFRY = "threefry2x32"', '_THREEFRY = ""'),)
+OWN_BITS = (text("samplers/chance/random_bits.py", '_THREEFRY = "threefry2x32"', '_THREEFRY = ""'),)
 ROW_TWICE = (text("xla/rows.py", "slots.shape[0] == 1:", "slots.shape[0] == -1:"),)
 APPEND_BARRIER = (
     text("storage/append.py", "replaced = lax.optimization_barrier(", "replaced = ("),
@@ -191,22 +191,25 @@ TRICKS: dict[str, Trick] = {
     ),
     "tie in NextObs": Trick((untied("storage/next_obs.py", "where", "before"),), (NEXT, ONE_NEXT)),
     "tie in start_index.add": Trick(
-        (untied("samplers/start_index.py", "written", "index.total"),),
+        (untied("samplers/index/start_index.py", "written", "index.total"),),
         (SRA_START, SRA_EPISODE, ASR_START),
     ),
     "tie in segments.add": Trick(
-        (untied("samplers/segments.py", "starts.total", "count"),),
+        (untied("samplers/index/segments.py", "starts.total", "count"),),
         (ASR_EPISODE, SRA_EPISODE, "add, add; by episode", ONE_EPISODE),
     ),
     "tie in segments.remove": Trick(
-        (untied("samplers/segments.py", "starts.total", "looked_at"),), (SRA_EPISODE, ONE_EPISODE)
+        (untied("samplers/index/segments.py", "starts.total", "looked_at"),),
+        (SRA_EPISODE, ONE_EPISODE),
     ),
     "tie in Prioritized.add": Trick(
-        (untied("samplers/priority_index.py", "span.slots", "before"),),
+        (untied("samplers/index/priority_index.py", "span.slots", "before"),),
         (ADD_WINDOWS, ASUR_WINDOWS, APART_WINDOWS, ONE_WINDOWS),
     ),
     "tie in random_bits.bits": Trick(
-        (untied("samplers/random_bits.py", "words", "after"),), (ASU, ASR_EPISODE), timed=True
+        (untied("samplers/chance/random_bits.py", "words", "after"),),
+        (ASU, ASR_EPISODE),
+        timed=True,
     ),
     "tie in sum_tree, top": Trick(
         (untied("trees/sum_tree.py", "slots", "first_of(tree.nodes[-1])[0, 0]"),),

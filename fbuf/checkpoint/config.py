@@ -14,7 +14,7 @@ from fbuf.checkpoint import tree_json
 from fbuf.checkpoint.errors import CheckpointError, Mismatch
 from fbuf.checkpoint.tree_json import Data
 from fbuf.checks.foreign import printable
-from fbuf.samplers.protocol import Sampler
+from fbuf.samplers.protocol.sampler import Sampler
 from fbuf.state import State
 
 _SAMPLERS: dict[str, type[Sampler]] = {

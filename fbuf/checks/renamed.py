@@ -1,4 +1,4 @@
-"""Names of an earlier version: a class that still defines one is refused, for no code calls it."""
+"""Names and arguments of an earlier version: a class that still defines them is refused."""
 
 from __future__ import annotations
 
@@ -38,25 +38,56 @@ class OldName(NamedTuple):
         """Tell whether a definition is one of the earlier version, given its value in the class."""
         if self.arguments is None:
             return isinstance(defined, bool | property | functools.cached_property)
-        unbound = not isinstance(defined, classmethod | staticmethod)
-        try:
-            inspect.signature(value).bind(*[None] * (self.arguments + unbound))
-        except TypeError:  # also of an attribute that is no method
-            return False
-        return True
+        return _takes(value, self.arguments + (not isinstance(defined, classmethod | staticmethod)))
+
+
+class OldArguments(NamedTuple):
+    """A method of an earlier version, which took each argument by itself.
+
+    Attributes:
+        before: The number of its arguments then, without `self`.
+        now: The method as it is now, in words: its arguments, and what the last one has.
+    """
+
+    before: int
+    now: str
+
+    def are_in_use(self, method: Any) -> bool:
+        """Tell whether a method takes the arguments of then, and not those of now."""
+        now = self.now.partition(")")[0].count(",") + 1
+        return _takes(method, self.before + 1) and not _takes(method, now + 1)
+
+
+def _takes(method: Any, count: int) -> bool:
+    """Tell whether so many arguments by position fit."""
+    try:
+        inspect.signature(method).bind(*[None] * count)
+    except TypeError:  # also of an attribute that is no method
+        return False
+    return True
 
 
 class CurrentNames:
-    """Refuse to construct an object of a class that defines an old name.
+    """Refuse to construct an object of a class that defines an old name, or takes old arguments.
 
     Attributes:
         old_names: The old names, and what is known of each.
+        old_arguments: The methods whose arguments have changed, by name.
     """
 
     old_names: ClassVar[Mapping[str, OldName]] = {}
+    old_arguments: ClassVar[Mapping[str, OldArguments]] = {}
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Return a new object, or raise `TypeError` for an old name."""
+        """Return a new object, or raise `TypeError` for an old name or old arguments."""
+        for name, arguments in cls.old_arguments.items():
+            method = getattr(cls, name, None)
+            is_ours = getattr(method, "__module__", "").startswith("fbuf.")
+            if not is_ours and arguments.are_in_use(method):
+                raise TypeError(
+                    f"fbuf: {cls.__name__}.{name} takes the arguments of an earlier version; it is "
+                    f"{name}{arguments.now}"
+                )
         for old, name in cls.old_names.items():
             if name.is_in_use(old, cls):
                 raise TypeError(

@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf.samplers import priority_index
+from fbuf.samplers.index import priority_index
 from fbuf.samplers.limited import Limited
-from fbuf.samplers.nested import nested
-from fbuf.samplers.planned import PlannedSampler
 from fbuf.samplers.prioritized import Prioritized, PriorityTotals
+from fbuf.samplers.protocol.nested import nested
+from fbuf.samplers.protocol.planned import PlannedSampler
 from fbuf.samplers.uniform import UniformTotals
 from fbuf.state import State
 from fbuf.storage.ring import REMOVED

@@ -15,10 +15,10 @@ from fbuf.doctor.opened import Part
 from fbuf.doctor.rewards import Asked, Episodes
 from fbuf.doctor.stretches import Stretch
 from fbuf.samplers.grouped import Grouped
-from fbuf.samplers.nested import nested
-from fbuf.samplers.planned import PlannedSampler
-from fbuf.samplers.protocol import Sampler
-from fbuf.samplers.queues import queue_of
+from fbuf.samplers.protocol.nested import nested
+from fbuf.samplers.protocol.planned import PlannedSampler
+from fbuf.samplers.protocol.queues import queue_of
+from fbuf.samplers.protocol.sampler import Sampler
 from fbuf.state import State
 from fbuf.storage.faults import Fault
 from fbuf.storage.ring import DUMMY, REMOVED, UNFINISHED

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fbuf.doctor.opened import Part
-from fbuf.samplers.nested import nested
 from fbuf.samplers.prioritized import Prioritized
+from fbuf.samplers.protocol.nested import nested
 from fbuf.trees import sum_tree
 
 

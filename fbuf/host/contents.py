@@ -29,7 +29,7 @@ from fbuf.host.taking import Taking
 from fbuf.ops import lost_next
 from fbuf.ops.spec import BufferSpec
 from fbuf.runtime.interrupts import uninterrupted
-from fbuf.samplers import row_fields
+from fbuf.samplers.protocol import row_fields
 from fbuf.storage import deferred, store
 from fbuf.storage.deferred import PendingWrite
 from fbuf.storage.layout import Layout

@@ -32,7 +32,7 @@ from fbuf.ops.sample import require_step
 from fbuf.ops.spec import BufferSpec
 from fbuf.runtime import fixed_arguments, processes, wait
 from fbuf.samplers import Sampler
-from fbuf.samplers.placing import refuse
+from fbuf.samplers.protocol.placing import refuse
 from fbuf.storage import deferred
 from fbuf.storage.episodes import Autoreset
 from fbuf.storage.store import Item

@@ -24,7 +24,7 @@ from fbuf.ops.read import find_ids
 from fbuf.ops.rollout import ids_in_order
 from fbuf.ops.sample import planned, weighted
 from fbuf.ops.spec import BufferSpec
-from fbuf.samplers import random_bits
+from fbuf.samplers.chance import random_bits
 from fbuf.storage import deferred, store
 from fbuf.storage.layout import Layout
 from fbuf.views.episode import CHUNK

@@ -17,7 +17,7 @@ from fbuf.mesh.read_before_write import tied
 from fbuf.mesh.state import ShardedState
 from fbuf.ops.add import GivenRows, added, parsed
 from fbuf.ops.add import add as plain_add
-from fbuf.samplers.planned import PlannedSampler
+from fbuf.samplers.protocol.planned import PlannedSampler
 from fbuf.state import State
 from fbuf.storage.store import Item
 from fbuf.xla.loop import in_one_turn

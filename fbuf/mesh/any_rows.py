@@ -12,7 +12,7 @@ from jax import lax
 
 from fbuf.mesh import per_device
 from fbuf.mesh.state import ShardedState
-from fbuf.samplers import random_bits, shards
+from fbuf.samplers.chance import random_bits, shards
 from fbuf.state import State
 from fbuf.storage import words
 from fbuf.views.any_row import any_rows

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from fbuf.checks import values as check
 from fbuf.mesh.state import ShardedState
-from fbuf.samplers import wide
+from fbuf.samplers.chance import wide
 from fbuf.xla.across import summed
 
 

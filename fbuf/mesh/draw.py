@@ -16,7 +16,7 @@ from fbuf.mesh.split import after
 from fbuf.mesh.state import ShardedSample, ShardedState
 from fbuf.ops.draw import draw as plain_draw
 from fbuf.ops.draw import require_noting
-from fbuf.samplers.planned import PlannedSampler
+from fbuf.samplers.protocol.planned import PlannedSampler
 from fbuf.state import State
 from fbuf.storage.store import Item as StoredItem
 from fbuf.views.item import Item

@@ -18,7 +18,7 @@ from jax import lax
 
 from fbuf.mesh import per_device
 from fbuf.mesh.state import ShardedState
-from fbuf.samplers.planned import PlannedSampler
+from fbuf.samplers.protocol.planned import PlannedSampler
 from fbuf.state import State
 from fbuf.xla.across import largest, summed
 from fbuf.xla.varying import varying

@@ -17,15 +17,15 @@ from fbuf.dispatch import flax, parse
 from fbuf.mesh.processes import agreed_tag
 from fbuf.mesh.state import ShardedState
 from fbuf.ops.init import maker
-from fbuf.samplers.planned import PlannedSampler
-from fbuf.samplers.protocol import Sampler
+from fbuf.samplers.protocol.planned import PlannedSampler
+from fbuf.samplers.protocol.sampler import Sampler
 from fbuf.samplers.uniform import Uniform
 from fbuf.storage import tags
 from fbuf.storage.episodes import Autoreset
 from fbuf.storage.store import Item
 
 MOST_SHARDS = 2**16
-"""More would not be counted right (`fbuf.samplers.wide`)."""
+"""More would not be counted right (`fbuf.samplers.chance.wide`)."""
 
 
 def init(

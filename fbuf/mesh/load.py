@@ -28,7 +28,7 @@ from fbuf.mesh.state import ShardedState
 from fbuf.ops import lost_next
 from fbuf.ops.init import init
 from fbuf.ops.load import MORE_ENDS, Episodes, as_damage, read
-from fbuf.samplers.protocol import Sampler
+from fbuf.samplers.protocol.sampler import Sampler
 from fbuf.state import State
 from fbuf.storage import tags
 

@@ -19,8 +19,9 @@ from fbuf.mesh.state import ShardedIds, ShardedSample, ShardedState
 from fbuf.ops.read import noted
 from fbuf.ops.sample import place_in_epoch, refuse_noting, require_step
 from fbuf.ops.sample import sample as plain_sample
-from fbuf.samplers import random_bits
-from fbuf.samplers.planned import Plan, PlannedSampler
+from fbuf.samplers.chance import random_bits
+from fbuf.samplers.protocol.planned import Picked, Plan, PlannedSampler
+from fbuf.samplers.protocol.sampler import Ask
 from fbuf.state import State
 from fbuf.storage.faults import Fault, bits_where
 from fbuf.storage.ids import NO_SLOT
@@ -173,7 +174,8 @@ def drawn(
         place = place_in_epoch(sampler.size_of_epoch(totals), numbered, batch_size)
     # The values of a single shard are used; with several shards only their shapes are.
     one = per_device.shards_of(state) if state.num_shards == 1 else state.shard
-    plan = sampler.plan(one.index, one.ring, totals, key, batch_size, place)
+    ask = Ask(key, batch_size, beta, place)
+    plan = sampler.plan(one.index, one.ring, totals, ask)
     if sampler.refuses_picks:
         totals, plan = _settled(state, sampler, totals, plan, batch_size)
     view_key = random_bits.fold_in(key, 1) if view.is_random else None
@@ -191,14 +193,15 @@ def drawn(
         """Tell which draws there are; they do not depend on what the sampler finds."""
         slots, found = jax.eval_shape(sampler.pick, one.index, one.ring, plan.picks)
         slots, found = jax.tree.map(lambda of: jnp.zeros(of.shape, of.dtype), (slots, found))
-        return sampler.weigh(totals, slots, found, numbers, beta, place, ()).mask
+        return sampler.weigh(totals, Picked(slots, found, numbers), ask).mask
 
     part = batch_size // state.num_devices
     exists = is_there(jnp.arange(batch_size, dtype=jnp.int32))
     routes = exchange.routes(state, plan.shards, exists)
     (batch, found), come = exchange.fetched(state, part, routes, read)
     numbers = per_device.device_number(state) * part + jnp.arange(part, dtype=jnp.int32)
-    draw = sampler.weigh(totals, batch.ids.slot, found, numbers, beta, place, (state.axis,))
+    picked = Picked(batch.ids.slot, found, numbers, (state.axis,))
+    draw = sampler.weigh(totals, picked, ask)
     there = draw.mask & come & alike
     mask = batch.mask & there
     flags = mask.reshape(-1, *(1,) * (batch.terminated.ndim - 1))

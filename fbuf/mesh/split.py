@@ -26,7 +26,7 @@ from fbuf.ops.end_episode import end_episode as plain_end
 from fbuf.ops.raise_on_fault import raise_for, refuse_traced
 from fbuf.ops.size import size as plain_size
 from fbuf.ops.stats import stats as plain_stats
-from fbuf.samplers.planned import PlannedSampler
+from fbuf.samplers.protocol.planned import PlannedSampler
 from fbuf.state import State
 from fbuf.storage.faults import Fault
 from fbuf.storage.store import Item

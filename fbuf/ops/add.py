@@ -14,8 +14,9 @@ from fbuf.dispatch import parse
 from fbuf.dispatch.call import operation
 from fbuf.dispatch.parse import Lead
 from fbuf.ops.end_episode import end_lanes
-from fbuf.samplers import queues, row_fields
-from fbuf.samplers.placing import PlacingSampler
+from fbuf.samplers.protocol import queues, row_fields
+from fbuf.samplers.protocol.placing import PlacingSampler
+from fbuf.samplers.protocol.sampler import Given
 from fbuf.state import State
 from fbuf.storage.append import append, fitting, resets_after
 from fbuf.storage.faults import Fault, bits_where, collected
@@ -157,13 +158,13 @@ def added(state: State[Item], given: GivenRows, time_major: bool) -> State[Item]
     index = state.index
     if isinstance(sampler, PlacingSampler):
         meant = jnp.ones(new.lead.size, bool) if mask is None else mask
-        index, slots = sampler.place(index, ring, meant, new.priority, given.alpha)
+        index, slots = sampler.place(index, ring, meant, Given(new.priority, given.alpha))
         ring, span = place(ring, flags, slots, before=state.fault)
     else:
         ring, span = append(ring, flags, mask, before=state.fault)
     looked_at = row_fields.of_rows(sampler, state.storage.layout, new.rows)
-    span = dataclasses.replace(span, fields=looked_at)
-    index, faults = sampler.add(index, ring, span, new.priority, given.alpha)
+    span = dataclasses.replace(span, fields=looked_at, priority=new.priority, alpha=given.alpha)
+    index, faults = sampler.add(index, ring, span)
     next_obs = state.next_obs
     if next_obs is not None:
         field = state.storage.layout.find("add", "next_of", next_obs.field)

@@ -11,7 +11,7 @@ from fbuf.dispatch.call import operation
 from fbuf.ops.after import after
 from fbuf.ops.read import noted
 from fbuf.ops.sample import CHECKS, planned, weighted
-from fbuf.samplers.protocol import Sampler
+from fbuf.samplers.protocol.sampler import Sampler
 from fbuf.state import Sample, State
 from fbuf.storage.store import Item as StoredItem
 from fbuf.views.gather import gather

@@ -14,8 +14,8 @@ from fbuf.ops import lost_next
 from fbuf.ops.add import with_gap
 from fbuf.ops.end_episode import ended
 from fbuf.ops.lanes import Dealt, Lanes, Source, appended, dealt, in_one_lane, unread_of_lanes
-from fbuf.samplers import queues
-from fbuf.samplers.placing import refuse
+from fbuf.samplers.protocol import queues
+from fbuf.samplers.protocol.placing import refuse
 from fbuf.state import State
 from fbuf.storage.episode_order import whole_episodes
 from fbuf.storage.faults import Fault, bits_where

@@ -14,7 +14,7 @@ from jax import lax
 
 from fbuf.checks import values as check
 from fbuf.dispatch import parse
-from fbuf.samplers.protocol import Sampler
+from fbuf.samplers.protocol.sampler import Sampler
 from fbuf.state import State
 from fbuf.storage import store
 from fbuf.storage.store import Storage

@@ -12,7 +12,7 @@ from fbuf.checks import values as check
 from fbuf.dispatch import read_before_write
 from fbuf.dispatch.call import operation
 from fbuf.ops.group_sizes import group_index_of
-from fbuf.samplers import group_index
+from fbuf.samplers.index import group_index
 from fbuf.state import State
 from fbuf.storage.ids import Ids
 

@@ -7,9 +7,9 @@ from typing import Any
 import jax
 
 from fbuf.dispatch.call import operation
-from fbuf.samplers.group_index import GroupIndex
 from fbuf.samplers.grouped import Grouped
-from fbuf.samplers.nested import nested
+from fbuf.samplers.index.group_index import GroupIndex
+from fbuf.samplers.protocol.nested import nested
 from fbuf.state import State
 
 

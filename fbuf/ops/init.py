@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from fbuf.checks import sizes
 from fbuf.checks import values as check
 from fbuf.dispatch import flax, parse
-from fbuf.samplers import row_fields
-from fbuf.samplers.protocol import Sampler
+from fbuf.samplers.protocol import row_fields
+from fbuf.samplers.protocol.sampler import Sampler
 from fbuf.samplers.uniform import Uniform
 from fbuf.state import State
 from fbuf.storage import next_obs as next_observations

@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fbuf.samplers import row_fields
-from fbuf.samplers.queues import queue_of
+from fbuf.samplers.protocol import row_fields
+from fbuf.samplers.protocol.queues import queue_of
+from fbuf.samplers.protocol.sampler import Origin
 from fbuf.state import State
 from fbuf.storage.append import append
 from fbuf.storage.episode_order import whole_episodes
@@ -197,7 +198,7 @@ def appended(
     index = new.index
     for of in sources:
         index, _ = new.sampler.take_over(
-            index, new.ring, nothing, of.state.sampler, of.state.index, nothing * 0
+            index, new.ring, nothing, Origin(of.state.sampler, of.state.index, nothing * 0)
         )
         if isinstance(of, Dealt) or of.first == 0:  # the lanes of a shard may go to several
             index = new.sampler.take_counts(index, of.state.sampler, of.state.index)
@@ -327,13 +328,13 @@ def _with_steps(
     rows = jax.tree.map(in_turn, *[part.rows for part in read])
     looked_at = row_fields.of_rows(new.sampler, new.storage.layout, rows)
     span = dataclasses.replace(span, fields=looked_at)
-    index, faults = new.sampler.add(new.index, ring, span, None, None)
+    index, faults = new.sampler.add(new.index, ring, span)
     fault = collected(new.fault, faults)
     for (of, at, _), part in zip(each, read, strict=True):
         own = span.slots.reshape(steps, -1)[:, at : at + of.number].reshape(-1)
         slots = part.slots.reshape(-1)
         index, faults = new.sampler.take_over(
-            index, ring, own, of.state.sampler, of.state.index, slots
+            index, ring, own, Origin(of.state.sampler, of.state.index, slots)
         )
         fault = collected(fault, faults)
     next_obs = new.next_obs

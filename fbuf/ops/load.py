@@ -33,7 +33,7 @@ from fbuf.ops import fields, lost_next
 from fbuf.ops.end_episode import cut_episodes
 from fbuf.ops.init import init
 from fbuf.ops.resize import resized
-from fbuf.samplers.protocol import Sampler
+from fbuf.samplers.protocol.sampler import Sampler
 from fbuf.state import State
 from fbuf.storage import tags
 from fbuf.xla.place import allocating

@@ -13,7 +13,7 @@ import numpy as np
 from fbuf.checks import values as check
 from fbuf.dispatch import parse, read_before_write
 from fbuf.dispatch.call import operation
-from fbuf.samplers.placing import refuse
+from fbuf.samplers.protocol.placing import refuse
 from fbuf.state import State
 from fbuf.storage.ids import Ids
 from fbuf.views.reader import Reader

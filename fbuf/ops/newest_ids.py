@@ -11,7 +11,7 @@ from fbuf.checks import values as check
 from fbuf.dispatch import read_before_write
 from fbuf.dispatch.call import operation
 from fbuf.ops.lane_slots import slots_back
-from fbuf.samplers.placing import refuse
+from fbuf.samplers.protocol.placing import refuse
 from fbuf.state import State
 from fbuf.storage.ids import Ids
 from fbuf.storage.ring import Ring

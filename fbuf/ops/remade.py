@@ -11,7 +11,7 @@ import jax
 from fbuf.checkpoint import config, tree_json
 from fbuf.checkpoint.errors import CheckpointError
 from fbuf.ops.init import init
-from fbuf.samplers.protocol import Sampler
+from fbuf.samplers.protocol.sampler import Sampler
 from fbuf.state import State
 
 

@@ -12,7 +12,7 @@ from jax import lax
 from fbuf.checks import values as check
 from fbuf.dispatch.call import operation
 from fbuf.ops.named import named
-from fbuf.samplers.placing import refuse
+from fbuf.samplers.protocol.placing import refuse
 from fbuf.state import State
 from fbuf.storage.episode_order import same_episodes
 from fbuf.storage.faults import collected

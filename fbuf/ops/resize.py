@@ -10,7 +10,7 @@ from fbuf.dispatch.intact import one_buffer
 from fbuf.ops import lost_next
 from fbuf.ops.init import check_room, empty_like, ends_by_default
 from fbuf.ops.lanes import Lanes, filled
-from fbuf.samplers.placing import refuse
+from fbuf.samplers.protocol.placing import refuse
 from fbuf.state import State
 from fbuf.storage.store import Item
 from fbuf.xla.place import allocating, settled

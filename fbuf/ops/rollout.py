@@ -7,7 +7,7 @@ from typing import Any
 from fbuf.dispatch.call import operation
 from fbuf.ops.lane_slots import oldest_slots
 from fbuf.ops.read import is_view, named_rows
-from fbuf.samplers.placing import refuse
+from fbuf.samplers.protocol.placing import refuse
 from fbuf.state import Rollout, State
 from fbuf.storage.ids import Ids
 from fbuf.storage.ring import Ring

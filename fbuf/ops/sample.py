@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from fbuf.checks import values as check
 from fbuf.dispatch.call import operation
 from fbuf.ops.read import is_view, noted
-from fbuf.samplers import random_bits, weights
-from fbuf.samplers.protocol import Draw, Sampler, Step
+from fbuf.samplers.chance import random_bits, weights
+from fbuf.samplers.protocol.sampler import Ask, Draw, Sampler, Step
 from fbuf.state import Batch, Sample, State
 from fbuf.views.gather import gather
 from fbuf.views.item import Item
@@ -176,7 +176,7 @@ def planned(
     """Plan the draws of a batch, before any row is read; also return the key of the view."""
     if step is not None:
         step = place_in_epoch(state.sampler.epoch_size(state.index, state.ring), step, batch_size)
-    draw = state.sampler.draw(state.index, state.ring, key, batch_size, beta, step)
+    draw = state.sampler.draw(state.index, state.ring, Ask(key, batch_size, beta, step))
     if count is not None:
         draw = _shortened(draw, count, state.sampler.weighs_by_batch)
     return draw, random_bits.fold_in(key, 1) if view.is_random else None

@@ -15,7 +15,7 @@ from fbuf.checks import values as check
 from fbuf.checks.uncompared import Uncompared
 from fbuf.dispatch.call import operation, require_state
 from fbuf.ops.sample import CHECKS, drawn
-from fbuf.samplers import random_bits, weights
+from fbuf.samplers.chance import random_bits, weights
 from fbuf.state import Sample, State
 from fbuf.storage import shown
 from fbuf.storage.ids import Ids

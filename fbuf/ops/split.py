@@ -14,7 +14,7 @@ from fbuf.checks import values as check
 from fbuf.dispatch.call import operation, refuse_consumed, require_state
 from fbuf.ops.init import empty_like
 from fbuf.ops.lanes import filled, in_one_lane
-from fbuf.samplers.placing import refuse
+from fbuf.samplers.protocol.placing import refuse
 from fbuf.state import State
 from fbuf.storage import tags
 from fbuf.storage.episode_order import whole_episodes

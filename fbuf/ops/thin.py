@@ -14,7 +14,7 @@ from fbuf.checks import values as check
 from fbuf.dispatch import parse
 from fbuf.dispatch.call import operation
 from fbuf.ops.sample import is_key
-from fbuf.samplers import random_bits
+from fbuf.samplers.chance import random_bits
 from fbuf.state import Sample
 from fbuf.storage.ids import only
 from fbuf.storage.masks import select

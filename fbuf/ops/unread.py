@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from fbuf.dispatch.call import operation
-from fbuf.samplers.queues import QueueSampler
+from fbuf.samplers.protocol.queues import QueueSampler
 from fbuf.state import State
 
 

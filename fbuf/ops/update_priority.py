@@ -11,6 +11,7 @@ from fbuf.dispatch import parse
 from fbuf.dispatch.call import operation
 from fbuf.ops.add import no_priorities
 from fbuf.ops.named import named
+from fbuf.samplers.protocol.sampler import Given
 from fbuf.state import State
 from fbuf.storage.faults import collected
 from fbuf.storage.ids import Ids
@@ -73,5 +74,5 @@ def update_priority(
         raise ValueError(no_priorities("update_priority", state))
     state, slots, faults, shape = named("update_priority", state, ids, mask)
     given = parse.priorities("update_priority", priority, shape, "ids").reshape(-1)
-    index, bad = state.sampler.update_priority(state.index, state.ring, slots, given, alpha)
+    index, bad = state.sampler.update_priority(state.index, state.ring, slots, Given(given, alpha))
     return dataclasses.replace(state, index=index, fault=collected(state.fault, faults | bad))

@@ -14,7 +14,7 @@ from fbuf.checks import values as check
 from fbuf.dispatch import parse
 from fbuf.dispatch.call import operation
 from fbuf.ops.named import named
-from fbuf.samplers import row_fields
+from fbuf.samplers.protocol import row_fields
 from fbuf.state import State
 from fbuf.storage.faults import collected
 from fbuf.storage.ids import Ids

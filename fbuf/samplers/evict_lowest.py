@@ -11,19 +11,19 @@ import jax.numpy as jnp
 from jax import lax
 
 from fbuf.checks import values as check
-from fbuf.samplers import priority_index, start_index, starts
-from fbuf.samplers.conditions import EVERY_ROW
-from fbuf.samplers.placing import PlacingSampler
-from fbuf.samplers.planned import Plan, PlannedSampler
+from fbuf.samplers.index import priority_index, start_index, starts
+from fbuf.samplers.index.start_index import StartIndex
 from fbuf.samplers.prioritized import (
     Prioritized,
     PriorityIndex,
     PriorityPicks,
     PriorityTotals,
 )
-from fbuf.samplers.protocol import Draw, Sampler, Scalar, Step
-from fbuf.samplers.start_index import StartIndex
-from fbuf.samplers.wrapper import Wrapper
+from fbuf.samplers.protocol.conditions import EVERY_ROW
+from fbuf.samplers.protocol.placing import PlacingSampler
+from fbuf.samplers.protocol.planned import Picked, Plan, PlannedSampler
+from fbuf.samplers.protocol.sampler import Ask, Draw, Given, Sampler
+from fbuf.samplers.protocol.wrapper import Wrapper
 from fbuf.storage.faults import Fault, bits_where
 from fbuf.storage.ring import Ring, Span
 from fbuf.trees import bit_tree, sum_tree
@@ -135,15 +135,10 @@ class EvictLowest(  # pyright: ignore[reportIncompatibleVariableOverride]
         return EvictionIndex(priorities, free, jnp.int32(0))
 
     def place(
-        self,
-        index: EvictionIndex,
-        ring: Ring,
-        mask: jax.Array,
-        priority: jax.Array | None,
-        alpha: Scalar,
+        self, index: EvictionIndex, ring: Ring, mask: jax.Array, given: Given
     ) -> tuple[EvictionIndex, jax.Array]:
         """Choose slots one after another, and store the values there."""
-        values, _ = self.sampler.values_of_new(index.priorities, ring, mask.shape, priority, alpha)
+        values, _ = self.sampler.values_of_new(index.priorities, ring, mask.shape, given)
 
         def one(
             carry: tuple[SumTree, StartIndex, jax.Array, jax.Array],
@@ -173,26 +168,19 @@ class EvictLowest(  # pyright: ignore[reportIncompatibleVariableOverride]
         slots = jnp.where(last_of_each(slots), slots, ring.capacity)
         return EvictionIndex(priorities, free, newest), slots
 
-    def add(
-        self,
-        index: EvictionIndex,
-        ring: Ring,
-        span: Span,
-        priority: jax.Array | None,
-        alpha: Scalar,
-    ) -> tuple[EvictionIndex, jax.Array]:
+    def add(self, index: EvictionIndex, ring: Ring, span: Span) -> tuple[EvictionIndex, jax.Array]:
         """Return the faults: the values are stored already."""
-        shape = span.slots.shape
-        _, valid = self.sampler.values_of_new(index.priorities, ring, shape, priority, alpha)
+        shape, given = span.slots.shape, Given(span.priority, span.alpha)
+        _, valid = self.sampler.values_of_new(index.priorities, ring, shape, given)
         priorities = dataclasses.replace(index.priorities, largest_of_shards=None)
         faults = bits_where(~valid & span.drawable, Fault.BAD_PRIORITY)
         return dataclasses.replace(index, priorities=priorities), faults
 
     def update_priority(
-        self, index: EvictionIndex, ring: Ring, slots: jax.Array, priority: jax.Array, alpha: Scalar
+        self, index: EvictionIndex, ring: Ring, slots: jax.Array, given: Given
     ) -> tuple[EvictionIndex, jax.Array]:
         """Store the valid priorities."""
-        changed = self.sampler.update_priority(index.priorities, ring, slots, priority, alpha)
+        changed = self.sampler.update_priority(index.priorities, ring, slots, given)
         return dataclasses.replace(index, priorities=changed[0]), changed[1]
 
     def remove(self, index: EvictionIndex, ring: Ring, slots: jax.Array) -> EvictionIndex:
@@ -221,17 +209,9 @@ class EvictLowest(  # pyright: ignore[reportIncompatibleVariableOverride]
         """Return the sum of the stored values, and the number of rows."""
         return self.sampler.shard_totals(index.priorities, ring)
 
-    def plan(
-        self,
-        index: EvictionIndex,
-        ring: Ring,
-        totals: PriorityTotals,
-        key: jax.Array,
-        batch_size: int,
-        step: Step | None,
-    ) -> Plan:
+    def plan(self, index: EvictionIndex, ring: Ring, totals: PriorityTotals, ask: Ask) -> Plan:
         """Choose shards by their totals."""
-        return self.sampler.plan(index.priorities, ring, totals, key, batch_size, step)
+        return self.sampler.plan(index.priorities, ring, totals, ask)
 
     def pick(
         self, index: EvictionIndex, ring: Ring, picks: PriorityPicks
@@ -239,18 +219,9 @@ class EvictLowest(  # pyright: ignore[reportIncompatibleVariableOverride]
         """Find the rows and their values."""
         return self.sampler.pick(index.priorities, ring, picks)
 
-    def weigh(
-        self,
-        totals: PriorityTotals,
-        slots: jax.Array,
-        aux: jax.Array,
-        positions: jax.Array,
-        beta: Scalar,
-        step: Step | None,
-        axes: tuple[str, ...],
-    ) -> Draw:
+    def weigh(self, totals: PriorityTotals, picked: Picked, ask: Ask) -> Draw:
         """Weigh rows by `probability ** -beta`."""
-        return self.sampler.weigh(totals, slots, aux, positions, beta, step, axes)
+        return self.sampler.weigh(totals, picked, ask)
 
     def probability(self, index: EvictionIndex, ring: Ring, slots: jax.Array) -> jax.Array:
         """Return the probability of each row."""

@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fbuf.checks import values as check
-from fbuf.samplers.protocol import Scalar
-from fbuf.samplers.queues import QueueSampler
+from fbuf.samplers.protocol.queues import QueueSampler
 from fbuf.storage.faults import Fault, bits_where
 from fbuf.storage.ring import Ring, Span
 
@@ -78,9 +77,7 @@ class Fifo(QueueSampler):
         """Return an index without unread steps."""
         return FifoIndex(jnp.zeros(ring.heads, jnp.int32))
 
-    def add(
-        self, index: FifoIndex, ring: Ring, span: Span, priority: jax.Array | None, alpha: Scalar
-    ) -> tuple[FifoIndex, jax.Array]:
+    def add(self, index: FifoIndex, ring: Ring, span: Span) -> tuple[FifoIndex, jax.Array]:
         """Count the new rows as unread, besides the earlier unread rows that are still stored."""
         steps = span.count // ring.lanes_per_head
         behind = index.unread.astype(jnp.uint32) + steps.astype(jnp.uint32)

@@ -10,14 +10,15 @@ import jax
 import jax.numpy as jnp
 
 from fbuf.checks import values as check
-from fbuf.samplers import fresh_order, random_bits, start_index, starts
-from fbuf.samplers.conditions import Window
+from fbuf.samplers.chance import random_bits
+from fbuf.samplers.index import fresh_order, start_index, starts
+from fbuf.samplers.index.start_index import StartIndex
 from fbuf.samplers.limited import Limited
-from fbuf.samplers.planned import Plan, PlannedSampler
-from fbuf.samplers.protocol import Draw, Sampler, Scalar, Step
-from fbuf.samplers.start_index import StartIndex
+from fbuf.samplers.protocol.conditions import Window
+from fbuf.samplers.protocol.planned import Picked, Plan, PlannedSampler
+from fbuf.samplers.protocol.sampler import Ask, Draw, Given, Origin, Sampler
+from fbuf.samplers.protocol.wrapper import Wrapper
 from fbuf.samplers.uniform import Uniform
-from fbuf.samplers.wrapper import Wrapper
 from fbuf.storage.ring import Ring, Span
 from fbuf.trees import bit_tree
 from fbuf.xla.across import largest
@@ -232,22 +233,20 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
         fresh = fresh_order.empty(ring)
         return FreshIndex(fresh, jnp.int32(0), self.sampler.init(ring), ring.lanes)
 
-    def add(
-        self, index: FreshIndex, ring: Ring, span: Span, priority: jax.Array | None, alpha: Scalar
-    ) -> tuple[FreshIndex, jax.Array]:
+    def add(self, index: FreshIndex, ring: Ring, span: Span) -> tuple[FreshIndex, jax.Array]:
         """Mark the new starts as fresh, and count the fresh ones that were overwritten."""
         window = self._fresh_window
         fresh, change = start_index.add(index.fresh, ring, span, window)
         lost = starts.int32_sum(change.evicted) + starts.overwritten_at_once(ring, span, window)
-        others, faults = self.sampler.add(index.others, ring, span, priority, alpha)
+        others, faults = self.sampler.add(index.others, ring, span)
         missed = _counted(index.missed, lost)
         return dataclasses.replace(index, fresh=fresh, missed=missed, others=others), faults
 
     def update_priority(
-        self, index: FreshIndex, ring: Ring, slots: jax.Array, priority: jax.Array, alpha: Scalar
+        self, index: FreshIndex, ring: Ring, slots: jax.Array, given: Given
     ) -> tuple[FreshIndex, jax.Array]:
         """Store the priorities for the sampler."""
-        others, faults = self.sampler.update_priority(index.others, ring, slots, priority, alpha)
+        others, faults = self.sampler.update_priority(index.others, ring, slots, given)
         return dataclasses.replace(index, others=others), faults
 
     def written(
@@ -258,20 +257,14 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
         return dataclasses.replace(index, others=others)
 
     def take_over(
-        self,
-        index: FreshIndex,
-        ring: Ring,
-        slots: jax.Array,
-        other: Sampler,
-        old: Any,
-        old_slots: jax.Array,
+        self, index: FreshIndex, ring: Ring, slots: jax.Array, origin: Origin
     ) -> tuple[FreshIndex, jax.Array]:
         """Take over what the sampler does; a start that a batch had is fresh no more."""
+        other, old, old_slots = origin
         if not isinstance(other, FreshFirst):
             return index, jnp.zeros(slots.shape, jnp.uint32)
-        others, faults = self.sampler.take_over(
-            index.others, ring, slots, other.sampler, old.others, old_slots
-        )
+        inner = Origin(other.sampler, old.others, old_slots)
+        others, faults = self.sampler.take_over(index.others, ring, slots, inner)
         fresh, window = index.fresh, self._fresh_window
         if not _alike(window, other._fresh_window):  # its batches had other windows
             return dataclasses.replace(index, others=others), faults
@@ -315,21 +308,13 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
             return ring.live() > 0
         return (self._count(index, ring) > 0) | self.sampler.can_sample(index.others, ring)
 
-    def draw(
-        self,
-        index: FreshIndex,
-        ring: Ring,
-        key: jax.Array,
-        batch_size: int,
-        beta: Scalar,
-        step: Step | None,
-    ) -> Draw:
+    def draw(self, index: FreshIndex, ring: Ring, ask: Ask) -> Draw:
         """Draw from this buffer alone."""
         if isinstance(self.sampler, PlannedSampler):
-            return PlannedSampler.draw(self, index, ring, key, batch_size, beta, step)
-        drawn = self.sampler.draw(index.others, ring, key, batch_size, beta, None)
-        position = jnp.arange(batch_size, dtype=jnp.int32)
-        is_fresh = position < self._in_batch(self._count(index, ring)[None], batch_size)
+            return PlannedSampler.draw(self, index, ring, ask)
+        drawn = self.sampler.draw(index.others, ring, ask)
+        position = jnp.arange(ask.batch_size, dtype=jnp.int32)
+        is_fresh = position < self._in_batch(self._count(index, ring)[None], ask.batch_size)
         found = self._oldest(index, ring, is_fresh, position)
         slots = jnp.where(is_fresh, found, drawn.slots)
         return _together(drawn, slots, is_fresh, ())
@@ -354,20 +339,12 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
         others = self._planned.shard_totals(index.others, ring)
         return FreshTotals(self._count(index, ring), others)
 
-    def plan(
-        self,
-        index: FreshIndex,
-        ring: Ring,
-        totals: FreshTotals,
-        key: jax.Array,
-        batch_size: int,
-        step: Step | None,
-    ) -> Plan:
+    def plan(self, index: FreshIndex, ring: Ring, totals: FreshTotals, ask: Ask) -> Plan:
         """Plan the fresh draws, and all draws of the sampler."""
-        others = self._planned.plan(index.others, ring, totals.others, key, batch_size, None)
-        turn = random_bits.fold_in(key, _TURN)
-        given = _dealt(totals.fresh, self._in_batch(totals.fresh, batch_size), turn)
-        position = jnp.arange(batch_size, dtype=jnp.int32)
+        others = self._planned.plan(index.others, ring, totals.others, ask)
+        turn = random_bits.fold_in(ask.key, _TURN)
+        given = _dealt(totals.fresh, self._in_batch(totals.fresh, ask.batch_size), turn)
+        position = jnp.arange(ask.batch_size, dtype=jnp.int32)
         ends = jnp.cumsum(given, dtype=jnp.int32)
         shard = jnp.sum(position[:, None] >= ends[None], axis=1, dtype=jnp.int32)
         is_fresh = shard < given.shape[0]
@@ -382,21 +359,12 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
         found = self._oldest(index, ring, picks.fresh, picks.ranks)
         return jnp.where(picks.fresh, found, slots), aux
 
-    def weigh(
-        self,
-        totals: FreshTotals,
-        slots: jax.Array,
-        aux: Any,
-        positions: jax.Array,
-        beta: Scalar,
-        step: Step | None,
-        axes: tuple[str, ...],
-    ) -> Draw:
+    def weigh(self, totals: FreshTotals, picked: Picked, ask: Ask) -> Draw:
         """Weigh fresh starts as uniform draws, and all others as the sampler does."""
-        drawn = self._planned.weigh(totals.others, slots, aux, positions, beta, None, axes)
+        drawn = self._planned.weigh(totals.others, picked, ask)
         # Positions in the batch are below its size, so the size itself need not be known.
-        is_fresh = positions < self._in_batch(totals.fresh, None)
-        return _together(drawn, slots, is_fresh, axes)
+        is_fresh = picked.positions < self._in_batch(totals.fresh, None)
+        return _together(drawn, picked.slots, is_fresh, picked.axes)
 
     def largest_priority(self, index: FreshIndex) -> jax.Array | None:
         """Return that of the sampler."""

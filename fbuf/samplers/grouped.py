@@ -10,12 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fbuf.checks import values as check
-from fbuf.samplers import group_index, random_bits, weights, wide
-from fbuf.samplers.group_index import GroupIndex
-from fbuf.samplers.planned import Plan
-from fbuf.samplers.protocol import Draw, Scalar, Step
-from fbuf.samplers.wide import Wide
-from fbuf.samplers.windows import WindowedSampler
+from fbuf.samplers.chance import random_bits, weights, wide
+from fbuf.samplers.chance.wide import Wide
+from fbuf.samplers.index import group_index
+from fbuf.samplers.index.group_index import GroupIndex
+from fbuf.samplers.protocol.planned import Picked, Plan
+from fbuf.samplers.protocol.sampler import Ask, Draw
+from fbuf.samplers.protocol.windows import WindowedSampler
 from fbuf.storage.ring import Ring, Span
 
 _LARGEST = 2**31 - 2**10
@@ -158,9 +159,7 @@ class Grouped(WindowedSampler):
             )
         return group_index.empty(ring, self.groups)
 
-    def add(
-        self, index: GroupIndex, ring: Ring, span: Span, priority: jax.Array | None, alpha: Scalar
-    ) -> tuple[GroupIndex, jax.Array]:
+    def add(self, index: GroupIndex, ring: Ring, span: Span) -> tuple[GroupIndex, jax.Array]:
         """Index the new starts in their groups, and drop the overwritten ones."""
         groups = _as_int32(span.fields[self.field])
         found = group_index.add(index, ring, span, groups, self.start_conditions)
@@ -198,21 +197,13 @@ class Grouped(WindowedSampler):
         """Count the starts of each group."""
         return GroupTotals(index.counts[:-1])
 
-    def plan(
-        self,
-        index: GroupIndex,
-        ring: Ring,
-        totals: GroupTotals,
-        key: jax.Array,
-        batch_size: int,
-        step: Step | None,
-    ) -> Plan:
+    def plan(self, index: GroupIndex, ring: Ring, totals: GroupTotals, ask: Ask) -> Plan:
         """Choose a group for each draw, and one of its starts in all shards."""
         counts = totals.counts.T  # [G, S]
-        group_key, rank_key = random_bits.split(key, 2)
+        group_key, rank_key = random_bits.split(ask.key, 2)
         of_group = jnp.sum(counts, axis=1, dtype=jnp.int32)
-        group = chosen(self._shares(of_group), random_bits.bits(group_key, (3, batch_size)))
-        rank = random_bits.below(random_bits.bits(rank_key, (2, batch_size)), of_group[group])
+        group = chosen(self._shares(of_group), random_bits.bits(group_key, (3, ask.batch_size)))
+        rank = random_bits.below(random_bits.bits(rank_key, (2, ask.batch_size)), of_group[group])
         if counts.shape[1] == 1:
             return Plan(jnp.zeros_like(rank), GroupPicks(group, rank))
         ends = jnp.cumsum(counts, axis=1, dtype=jnp.int32)[group]  # [B, S]
@@ -226,25 +217,16 @@ class Grouped(WindowedSampler):
         ranks = jnp.minimum(picks.ranks, jnp.maximum(index.counts[picks.groups] - 1, 0))
         return group_index.select(index, ring, picks.groups, ranks), picks.groups
 
-    def weigh(
-        self,
-        totals: GroupTotals,
-        slots: jax.Array,
-        aux: jax.Array,
-        positions: jax.Array,
-        beta: Scalar,
-        step: Step | None,
-        axes: tuple[str, ...],
-    ) -> Draw:
+    def weigh(self, totals: GroupTotals, picked: Picked, ask: Ask) -> Draw:
         """Weigh starts by 1, or by their probability if there is a `beta`."""
         counts = jnp.sum(totals.counts, axis=0, dtype=jnp.int32)
         each = self._likely(counts)
         total = jnp.sum(counts, dtype=jnp.int32).astype(jnp.float32)
-        mask = jnp.broadcast_to(each.any(), slots.shape)
-        likely = each[aux]
-        power = 0.0 if beta is None else weights.exponent(beta)
+        mask = jnp.broadcast_to(each.any(), picked.slots.shape)
+        likely = each[picked.aux]
+        power = 0.0 if ask.beta is None else weights.exponent(ask.beta)
         relative = jnp.where(mask, likely * total, 1)
-        return weights.of_batch(slots, likely, relative, mask, power, axes)
+        return weights.of_batch(picked.slots, likely, relative, mask, power, picked.axes)
 
     def probability(self, index: GroupIndex, ring: Ring, slots: jax.Array) -> jax.Array:
         """Return the share of the group, divided by the number of its starts."""

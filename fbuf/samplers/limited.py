@@ -11,13 +11,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from fbuf.checks import values as check
-from fbuf.samplers import candidates, lives, versions
-from fbuf.samplers.candidates import Taken
-from fbuf.samplers.lives import Lives
-from fbuf.samplers.planned import Plan, PlannedSampler
-from fbuf.samplers.protocol import Draw, Sampler, Scalar, Step
+from fbuf.samplers.chance import candidates
+from fbuf.samplers.chance.candidates import Taken
+from fbuf.samplers.index import lives, versions
+from fbuf.samplers.index.lives import Lives
+from fbuf.samplers.protocol.planned import Picked, Plan, PlannedSampler
+from fbuf.samplers.protocol.sampler import Ask, Draw, Given, Origin, Sampler
+from fbuf.samplers.protocol.wrapper import Wrapper
 from fbuf.samplers.uniform import Uniform
-from fbuf.samplers.wrapper import Wrapper
 from fbuf.storage.ring import Ring, Span
 from fbuf.trees import bit_tree
 from fbuf.xla.duplicates import earlier_of_each, last_of_each
@@ -217,9 +218,7 @@ class Limited(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatibleVar
         own = lives.empty(ring, self.max_uses is not None, self.version is not None)
         return LimitedIndex(own, self.sampler.init(ring))
 
-    def add(
-        self, index: LimitedIndex, ring: Ring, span: Span, priority: jax.Array | None, alpha: Scalar
-    ) -> tuple[LimitedIndex, jax.Array]:
+    def add(self, index: LimitedIndex, ring: Ring, span: Span) -> tuple[LimitedIndex, jax.Array]:
         """Index the new rows, and retire those that are too old by now."""
         of_new = None if self.version is None else span.fields[self.version]
         own, change = lives.add(index.lives, ring, span, self.start_conditions, of_new)
@@ -228,7 +227,7 @@ class Limited(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatibleVar
             span = dataclasses.replace(span, evicted=change.evicted)
         index = dataclasses.replace(index, lives=own)
         seen = self._seen(index, ring)
-        others, faults = self.sampler.add(index.others, seen, span, priority, alpha)
+        others, faults = self.sampler.add(index.others, seen, span)
         index = dataclasses.replace(index, others=others)
         if self.max_age is not None:
             written = ring.clamp(span.slots)
@@ -241,14 +240,14 @@ class Limited(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatibleVar
         return index, faults
 
     def update_priority(
-        self, index: LimitedIndex, ring: Ring, slots: jax.Array, priority: jax.Array, alpha: Scalar
+        self, index: LimitedIndex, ring: Ring, slots: jax.Array, given: Given
     ) -> tuple[LimitedIndex, jax.Array]:
         """Store the priorities for the sampler; a retired row has none any more."""
         if self.start_conditions.every_row:
             is_live = bit_tree.read(index.lives.live.tree, ring.clamp(slots))
             slots = jnp.where(is_live, slots, ring.capacity)
         seen = self._seen(index, ring)
-        others, faults = self.sampler.update_priority(index.others, seen, slots, priority, alpha)
+        others, faults = self.sampler.update_priority(index.others, seen, slots, given)
         return dataclasses.replace(index, others=others), faults
 
     def written(
@@ -267,30 +266,25 @@ class Limited(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatibleVar
         return dataclasses.replace(index, others=others)
 
     def take_over(
-        self,
-        index: LimitedIndex,
-        ring: Ring,
-        slots: jax.Array,
-        other: Sampler,
-        old: Any,
-        old_slots: jax.Array,
+        self, index: LimitedIndex, ring: Ring, slots: jax.Array, origin: Origin
     ) -> tuple[LimitedIndex, jax.Array]:
         """Take over uses and the lowest version; the limits here say which rows are retired."""
-        inner, there, lost = other, old, None
+        other, old, old_slots = origin
+        lost = None
         if isinstance(other, Limited):
             index = self._retired_anew(index, ring, slots, other, old, old_slots)
-            inner, there = other.sampler, old.others
+            origin = Origin(other.sampler, old.others, old_slots)
             if other.start_conditions.every_row:  # a row retired there has no priority any more
                 lost = lives.is_retired(old.lives, old_slots)
         if self.start_conditions.every_row:  # nor has one that is retired here
             gone = lives.is_retired(index.lives, ring.clamp(slots))
             slots = jnp.where(gone, ring.capacity, slots)
         seen, before = self._seen(index, ring), index.others
-        others, faults = self.sampler.take_over(before, seen, slots, inner, there, old_slots)
+        others, faults = self.sampler.take_over(before, seen, slots, origin)
         if lost is not None and self.keeps_priorities:  # it is drawn as a row that was just added
             again = jnp.where(lost, slots, ring.capacity)
-            own = (self.sampler, before, ring.clamp(again))
-            others, _ = self.sampler.take_over(others, seen, again, *own)
+            own = Origin(self.sampler, before, ring.clamp(again))
+            others, _ = self.sampler.take_over(others, seen, again, own)
         return dataclasses.replace(index, others=others), faults
 
     def _retired_anew(
@@ -351,39 +345,21 @@ class Limited(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatibleVar
         """Return whether the sampler has a row left."""
         return self.sampler.can_sample(index.others, self._seen(index, ring))
 
-    def draw(
-        self,
-        index: LimitedIndex,
-        ring: Ring,
-        key: jax.Array,
-        batch_size: int,
-        beta: Scalar,
-        step: Step | None,
-    ) -> Draw:
+    def draw(self, index: LimitedIndex, ring: Ring, ask: Ask) -> Draw:
         """Draw candidates, and take the first ones that are allowed."""
         seen = self._seen(index, ring)
-        count = self._candidates(batch_size)
-        drawn = self.sampler.draw(index.others, seen, key, count, beta, None)
+        drawn = self.sampler.draw(index.others, seen, self._candidates(ask))
         allowed = drawn.mask & self._still_allowed(index, drawn.slots, drawn.slots)
-        taken = candidates.first(allowed, batch_size)
+        taken = candidates.first(allowed, ask.batch_size)
         return candidates.of_draw(drawn, taken, self.weighs_by_batch)
 
     def shard_totals(self, index: LimitedIndex, ring: Ring) -> LimitedTotals:
         """Return the totals of the sampler."""
         return LimitedTotals(self._planned.shard_totals(index.others, self._seen(index, ring)))
 
-    def plan(
-        self,
-        index: LimitedIndex,
-        ring: Ring,
-        totals: LimitedTotals,
-        key: jax.Array,
-        batch_size: int,
-        step: Step | None,
-    ) -> Plan:
+    def plan(self, index: LimitedIndex, ring: Ring, totals: LimitedTotals, ask: Ask) -> Plan:
         """Plan the candidates."""
-        count = self._candidates(batch_size)
-        return self._planned.plan(index.others, ring, totals.others, key, count, None)
+        return self._planned.plan(index.others, ring, totals.others, self._candidates(ask))
 
     def allowed(self, index: LimitedIndex, ring: Ring, picks: Any, own: jax.Array) -> jax.Array:
         """Return which candidates of a shard may be drawn, one after another."""
@@ -402,23 +378,15 @@ class Limited(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatibleVar
         """Find the rows as the sampler does."""
         return self._planned.pick(index.others, self._seen(index, ring), picks)
 
-    def weigh(
-        self,
-        totals: LimitedTotals,
-        slots: jax.Array,
-        aux: Any,
-        positions: jax.Array,
-        beta: Scalar,
-        step: Step | None,
-        axes: tuple[str, ...],
-    ) -> Draw:
+    def weigh(self, totals: LimitedTotals, picked: Picked, ask: Ask) -> Draw:
         """Weigh the candidates that were taken as the sampler does."""
         taken = totals.taken
         if taken is None:
-            return self._planned.weigh(totals.others, slots, aux, positions, beta, None, axes)
-        number = taken.places[positions]
-        drawn = self._planned.weigh(totals.others, slots, aux, number, beta, None, axes)
-        return candidates.masked(drawn, positions < taken.draws, self.weighs_by_batch, axes)
+            return self._planned.weigh(totals.others, picked, ask)
+        number = taken.places[picked.positions]
+        drawn = self._planned.weigh(totals.others, picked._replace(positions=number), ask)
+        there = picked.positions < taken.draws
+        return candidates.masked(drawn, there, self.weighs_by_batch, picked.axes)
 
     def largest_priority(self, index: LimitedIndex) -> jax.Array | None:
         """Return that of the sampler."""
@@ -489,9 +457,9 @@ class Limited(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatibleVar
         assert total is not None
         return dataclasses.replace(ring, removed=ring.count() - total)
 
-    def _candidates(self, batch_size: int) -> int:
-        """Return how many candidates there are for a batch."""
-        return 2 * batch_size if self.refuses_picks else batch_size
+    def _candidates(self, ask: Ask) -> Ask:
+        """Return the arguments of a draw of candidates for a batch."""
+        return ask._replace(batch_size=2 * ask.batch_size) if self.refuses_picks else ask
 
     def _still_allowed(
         self, index: LimitedIndex, slots: jax.Array, counted: jax.Array

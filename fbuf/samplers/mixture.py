@@ -10,13 +10,14 @@ import jax
 import jax.numpy as jnp
 
 from fbuf.checks import values as check
-from fbuf.samplers import random_bits, shards, start_index, weights
-from fbuf.samplers.conditions import Window
-from fbuf.samplers.planned import Plan
+from fbuf.samplers.chance import random_bits, shards, weights
+from fbuf.samplers.index import start_index
+from fbuf.samplers.index.start_index import StartIndex
 from fbuf.samplers.prioritized import Prioritized, PriorityIndex, PriorityTotals
-from fbuf.samplers.protocol import Draw, Sampler, Scalar, Step
-from fbuf.samplers.start_index import StartIndex
-from fbuf.samplers.windows import WindowedSampler
+from fbuf.samplers.protocol.conditions import Window
+from fbuf.samplers.protocol.planned import Picked, Plan
+from fbuf.samplers.protocol.sampler import Ask, Draw, Given, Origin, Sampler
+from fbuf.samplers.protocol.windows import WindowedSampler
 from fbuf.storage.ring import Ring, Span
 from fbuf.trees import sum_tree
 
@@ -172,37 +173,27 @@ class Mixture(WindowedSampler):
         priorities = self.priorities.init(ring)
         return MixedIndex(start_index.empty(ring, self.start_conditions), priorities)
 
-    def add(
-        self, index: MixedIndex, ring: Ring, span: Span, priority: jax.Array | None, alpha: Scalar
-    ) -> tuple[MixedIndex, jax.Array]:
+    def add(self, index: MixedIndex, ring: Ring, span: Span) -> tuple[MixedIndex, jax.Array]:
         """Index the new starts, and store the priorities."""
         found, _ = start_index.add(index.starts, ring, span, self.start_conditions)
-        priorities, faults = self.priorities.add(index.priorities, ring, span, priority, alpha)
+        priorities, faults = self.priorities.add(index.priorities, ring, span)
         return MixedIndex(found, priorities), faults
 
     def update_priority(
-        self, index: MixedIndex, ring: Ring, slots: jax.Array, priority: jax.Array, alpha: Scalar
+        self, index: MixedIndex, ring: Ring, slots: jax.Array, given: Given
     ) -> tuple[MixedIndex, jax.Array]:
         """Store the valid priorities."""
-        given = index.priorities
-        priorities, faults = self.priorities.update_priority(given, ring, slots, priority, alpha)
+        priorities, faults = self.priorities.update_priority(index.priorities, ring, slots, given)
         return MixedIndex(index.starts, priorities), faults
 
     def take_over(
-        self,
-        index: MixedIndex,
-        ring: Ring,
-        slots: jax.Array,
-        other: Sampler,
-        old: Any,
-        old_slots: jax.Array,
+        self, index: MixedIndex, ring: Ring, slots: jax.Array, origin: Origin
     ) -> tuple[MixedIndex, jax.Array]:
         """Store the priorities of another `Mixture` that makes the same ones."""
-        if not isinstance(other, Mixture):
+        if not isinstance(origin.sampler, Mixture):
             return index, jnp.zeros(slots.shape, jnp.uint32)
-        priorities, faults = self.priorities.take_over(
-            index.priorities, ring, slots, other.priorities, old.priorities, old_slots
-        )
+        origin = Origin(origin.sampler.priorities, origin.index.priorities, origin.slots)
+        priorities, faults = self.priorities.take_over(index.priorities, ring, slots, origin)
         return MixedIndex(index.starts, priorities), faults
 
     def remove(self, index: MixedIndex, ring: Ring, slots: jax.Array) -> MixedIndex:
@@ -236,17 +227,10 @@ class Mixture(WindowedSampler):
         recent = self._newest(index, ring, total)[1]
         return MixedTotals(total, recent, self.priorities.shard_totals(index.priorities, ring))
 
-    def plan(
-        self,
-        index: MixedIndex,
-        ring: Ring,
-        totals: MixedTotals,
-        key: jax.Array,
-        batch_size: int,
-        step: Step | None,
-    ) -> Plan:
+    def plan(self, index: MixedIndex, ring: Ring, totals: MixedTotals, ask: Ask) -> Plan:
         """Plan a draw in each of the three ways, and choose one of these for each draw."""
-        which_key, rank_key, recent_key, priority_key = random_bits.split(key, 4)
+        batch_size = ask.batch_size
+        which_key, rank_key, recent_key, priority_key = random_bits.split(ask.key, 4)
         shares = self._shares(totals)
         bounds = jnp.cumsum(shares)
         point = random_bits.uniforms(which_key, (batch_size,)) * bounds[2]
@@ -259,7 +243,7 @@ class Mixture(WindowedSampler):
 
         uniform, recent = ranks(rank_key, totals.starts), ranks(recent_key, totals.recent)
         by_priority = self.priorities.plan(
-            index.priorities, ring, totals.priorities, priority_key, batch_size, None
+            index.priorities, ring, totals.priorities, ask._replace(key=priority_key)
         )
         shard = jnp.where(which == 2, recent[0], uniform[0])
         return Plan(
@@ -278,24 +262,15 @@ class Mixture(WindowedSampler):
         slots = jnp.where(picks.which == 1, by_priority, by_rank)
         return slots, self._odds(index, ring, slots)
 
-    def weigh(
-        self,
-        totals: MixedTotals,
-        slots: jax.Array,
-        aux: Odds,
-        positions: jax.Array,
-        beta: Scalar,
-        step: Step | None,
-        axes: tuple[str, ...],
-    ) -> Draw:
+    def weigh(self, totals: MixedTotals, picked: Picked, ask: Ask) -> Draw:
         """Weigh rows by the probability that all three ways give them together."""
         shares = self._shares(totals)
         whole = jnp.cumsum(shares)[2]
-        mask = jnp.broadcast_to(whole > 0, slots.shape)
-        likely = _likely(totals, aux, shares / jnp.where(whole > 0, whole, 1))
-        power = weights.exponent(self.priorities.beta if beta is None else beta)
+        mask = jnp.broadcast_to(whole > 0, picked.slots.shape)
+        likely = _likely(totals, picked.aux, shares / jnp.where(whole > 0, whole, 1))
+        power = weights.exponent(self.priorities.beta if ask.beta is None else ask.beta)
         relative = jnp.where(mask, likely * shards.sum_of_counts(totals.starts), 1)
-        return weights.of_batch(slots, likely, relative, mask, power, axes)
+        return weights.of_batch(picked.slots, likely, relative, mask, power, picked.axes)
 
     def probability(self, index: MixedIndex, ring: Ring, slots: jax.Array) -> jax.Array:
         """Return the sum of the probabilities in the three ways."""

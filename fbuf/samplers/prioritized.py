@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import jax
 import jax.core
 import jax.numpy as jnp
 
 from fbuf.checks import values as check
-from fbuf.samplers import priority_index, random_bits, shards, weights
-from fbuf.samplers.planned import Plan
-from fbuf.samplers.priority_index import PriorityIndex
-from fbuf.samplers.protocol import Draw, Sampler, Scalar, Step
-from fbuf.samplers.windows import WindowedSampler
+from fbuf.samplers.chance import random_bits, shards, weights
+from fbuf.samplers.index import priority_index
+from fbuf.samplers.index.priority_index import PriorityIndex
+from fbuf.samplers.protocol.planned import Picked, Plan
+from fbuf.samplers.protocol.sampler import Ask, Draw, Given, Origin, Scalar
+from fbuf.samplers.protocol.windows import WindowedSampler
 from fbuf.storage.faults import Fault, bits_where
 from fbuf.storage.ring import Ring, Span
 from fbuf.trees import sum_tree
@@ -177,54 +178,38 @@ class Prioritized(WindowedSampler):
         ever = self.new_priority == "largest_ever"
         return priority_index.empty(ring, self.start_conditions, tuple(aggregates), ever)
 
-    def add(
-        self,
-        index: PriorityIndex,
-        ring: Ring,
-        span: Span,
-        priority: jax.Array | None,
-        alpha: Scalar,
-    ) -> tuple[PriorityIndex, jax.Array]:
+    def add(self, index: PriorityIndex, ring: Ring, span: Span) -> tuple[PriorityIndex, jax.Array]:
         """Store the priorities of new rows; a bad priority becomes the default."""
-        values, valid = self.values_of_new(index, ring, span.slots.shape, priority, alpha)
+        given = Given(span.priority, span.alpha)
+        values, valid = self.values_of_new(index, ring, span.slots.shape, given)
         faults = bits_where(~valid & span.drawable, Fault.BAD_PRIORITY)
         return priority_index.add(index, ring, span, values, self.start_conditions), faults
 
     def values_of_new(
-        self,
-        index: PriorityIndex,
-        ring: Ring,
-        shape: tuple[int, ...],
-        priority: jax.Array | None,
-        alpha: Scalar,
+        self, index: PriorityIndex, ring: Ring, shape: tuple[int, ...], given: Given
     ) -> tuple[jax.Array, jax.Array]:
         """Return the values to store for new rows, and which priorities are valid: `[B]` each."""
         default = priority_index.default(index, self._first_priority)
-        if priority is None:
+        if given.priority is None:
             return jnp.broadcast_to(default, shape), jnp.ones(shape, bool)
-        stored, valid = self._stored(priority, alpha, ring)
+        stored, valid = self._stored(given.priority, given.alpha, ring)
         return jnp.where(valid, stored, default), valid
 
     def update_priority(
-        self, index: PriorityIndex, ring: Ring, slots: jax.Array, priority: jax.Array, alpha: Scalar
+        self, index: PriorityIndex, ring: Ring, slots: jax.Array, given: Given
     ) -> tuple[PriorityIndex, jax.Array]:
         """Store the valid priorities."""
-        values, valid = self._stored(priority, alpha, ring)
+        assert given.priority is not None
+        values, valid = self._stored(given.priority, given.alpha, ring)
         faults = bits_where((slots < ring.capacity) & ~valid, Fault.BAD_PRIORITY)
         return priority_index.update(index, ring, slots, values, valid), faults
 
     def take_over(
-        self,
-        index: PriorityIndex,
-        ring: Ring,
-        slots: jax.Array,
-        other: Sampler,
-        old: Any,
-        old_slots: jax.Array,
+        self, index: PriorityIndex, ring: Ring, slots: jax.Array, origin: Origin
     ) -> tuple[PriorityIndex, jax.Array]:
         """Store the priorities of another `Prioritized` that makes the same ones."""
-        if isinstance(other, Prioritized) and self._power == other._power:
-            index = priority_index.take_over(index, ring, slots, old, old_slots)
+        if isinstance(origin.sampler, Prioritized) and self._power == origin.sampler._power:
+            index = priority_index.take_over(index, ring, slots, origin.index, origin.slots)
         return index, jnp.zeros(slots.shape, jnp.uint32)
 
     def remove(self, index: PriorityIndex, ring: Ring, slots: jax.Array) -> PriorityIndex:
@@ -257,16 +242,9 @@ class Prioritized(WindowedSampler):
         total = sum_tree.total(index.tree)
         return PriorityTotals(total, priority_index.count(index, ring), inverse)
 
-    def plan(
-        self,
-        index: PriorityIndex,
-        ring: Ring,
-        totals: PriorityTotals,
-        key: jax.Array,
-        batch_size: int,
-        step: Step | None,
-    ) -> Plan:
+    def plan(self, index: PriorityIndex, ring: Ring, totals: PriorityTotals, ask: Ask) -> Plan:
         """Choose shards by their totals."""
+        key, batch_size = ask.key, ask.batch_size
         picks, total = sum_tree.picks(index.tree), totals.total
         if self.draws == "independent":
             uniforms = random_bits.uniforms_of_rows(key, picks, batch_size, total)
@@ -287,28 +265,22 @@ class Prioritized(WindowedSampler):
         slots, value, _ = sum_tree.draw_stratified(index.tree, picks.points, picks.uniforms)
         return slots, value
 
-    def weigh(
-        self,
-        totals: PriorityTotals,
-        slots: jax.Array,
-        aux: jax.Array,
-        positions: jax.Array,
-        beta: Scalar,
-        step: Step | None,
-        axes: tuple[str, ...],
-    ) -> Draw:
+    def weigh(self, totals: PriorityTotals, picked: Picked, ask: Ask) -> Draw:
         """Weigh rows by `probability ** -beta`."""
         total = shards.sum_of_totals(totals.total)
-        mask = jnp.broadcast_to(total > 0, slots.shape)
+        mask = jnp.broadcast_to(total > 0, picked.slots.shape)
         # The number of rows and the total cancel out: the weight is that of the value alone.
-        value, beta = jnp.where(mask, aux, 1), self.beta if beta is None else beta
+        value, beta = jnp.where(mask, picked.aux, 1), self.beta if ask.beta is None else ask.beta
         inverse = totals.inverse
-        least = smallest(value.min(), axes) if inverse is None else 1 / _above_0(inverse.max())
+        if inverse is None:
+            least = smallest(value.min(), picked.axes)
+        else:
+            least = 1 / _above_0(inverse.max())
         weight = jnp.minimum(weights.power_of_ratio(least, value, beta), 1)
         mean = total / jnp.maximum(shards.sum_of_counts(totals.count), 1)
         log_ratio = jnp.log(jnp.where(mask, mean, 1)) - jnp.log(value)
         return Draw(
-            slots=slots,
+            slots=picked.slots,
             probability=jnp.where(mask, value / _above_0(total), 0),
             weight=jnp.where(mask, weight, 0),
             log_weight=weights.exponent(beta) * log_ratio,

@@ -8,13 +8,14 @@ import jax
 import jax.numpy as jnp
 
 from fbuf.checks import values as check
-from fbuf.samplers import random_bits, shards, start_index, weights, wide
-from fbuf.samplers.conditions import EVERY_ROW
-from fbuf.samplers.placing import PlacingSampler
-from fbuf.samplers.planned import Plan, PlannedSampler
-from fbuf.samplers.protocol import Draw, Scalar, Step
-from fbuf.samplers.start_index import StartIndex, StartPicks
-from fbuf.samplers.wide import Wide
+from fbuf.samplers.chance import random_bits, shards, weights, wide
+from fbuf.samplers.chance.wide import Wide
+from fbuf.samplers.index import start_index
+from fbuf.samplers.index.start_index import StartIndex, StartPicks
+from fbuf.samplers.protocol.conditions import EVERY_ROW
+from fbuf.samplers.protocol.placing import PlacingSampler
+from fbuf.samplers.protocol.planned import Picked, Plan, PlannedSampler
+from fbuf.samplers.protocol.sampler import Ask, Draw, Given
 from fbuf.storage.ring import Ring, Span
 from fbuf.xla.duplicates import last_of_each
 
@@ -101,12 +102,7 @@ class Reservoir(PlacingSampler, PlannedSampler):
         return ReservoirIndex(start_index.empty(ring, EVERY_ROW), jnp.zeros(2, jnp.uint32))
 
     def place(
-        self,
-        index: ReservoirIndex,
-        ring: Ring,
-        mask: jax.Array,
-        priority: jax.Array | None,
-        alpha: Scalar,
+        self, index: ReservoirIndex, ring: Ring, mask: jax.Array, given: Given
     ) -> tuple[ReservoirIndex, jax.Array]:
         """Choose slots: those that are free, then any number below that of the rows so far."""
         batch = mask.shape[0]
@@ -131,12 +127,7 @@ class Reservoir(PlacingSampler, PlannedSampler):
         return dataclasses.replace(index, shard=number)
 
     def add(
-        self,
-        index: ReservoirIndex,
-        ring: Ring,
-        span: Span,
-        priority: jax.Array | None,
-        alpha: Scalar,
+        self, index: ReservoirIndex, ring: Ring, span: Span
     ) -> tuple[ReservoirIndex, jax.Array]:
         """Index the new rows, and drop the replaced ones."""
         rows, _ = start_index.add(index.rows, ring, span, EVERY_ROW)
@@ -156,20 +147,12 @@ class Reservoir(PlacingSampler, PlannedSampler):
         rows = ring.live()
         return ReservoirTotals(rows, rows.astype(jnp.float32) * _stands_for(index, ring))
 
-    def plan(
-        self,
-        index: ReservoirIndex,
-        ring: Ring,
-        totals: ReservoirTotals,
-        key: jax.Array,
-        batch_size: int,
-        step: Step | None,
-    ) -> Plan:
+    def plan(self, index: ReservoirIndex, ring: Ring, totals: ReservoirTotals, ask: Ask) -> Plan:
         """Choose a shard by the rows that were added there, and one of the rows that it has."""
         if totals.rows.shape[0] == 1:
-            return start_index.plan(index.rows, ring, totals.rows, key, batch_size)
-        shard = shards.by_total(totals.meant, key, batch_size)
-        words = random_bits.bits(key, (2, batch_size), totals.rows)
+            return start_index.plan(index.rows, ring, totals.rows, ask)
+        shard = shards.by_total(totals.meant, ask.key, ask.batch_size)
+        words = random_bits.bits(ask.key, (2, ask.batch_size), totals.rows)
         return Plan(shard, StartPicks(random_bits.below(words, totals.rows[shard]), None))
 
     def pick(
@@ -179,24 +162,15 @@ class Reservoir(PlacingSampler, PlannedSampler):
         slots = start_index.pick(index.rows, ring, picks)
         return slots, jnp.broadcast_to(_stands_for(index, ring), slots.shape)
 
-    def weigh(
-        self,
-        totals: ReservoirTotals,
-        slots: jax.Array,
-        aux: jax.Array,
-        positions: jax.Array,
-        beta: Scalar,
-        step: Step | None,
-        axes: tuple[str, ...],
-    ) -> Draw:
+    def weigh(self, totals: ReservoirTotals, picked: Picked, ask: Ask) -> Draw:
         """Weigh all rows by 1."""
-        mask = jnp.broadcast_to((totals.rows > 0).any(), slots.shape)
+        mask = jnp.broadcast_to((totals.rows > 0).any(), picked.slots.shape)
         if totals.rows.shape[0] == 1:
             likely = _likely(totals.rows[0])
         else:
             total = shards.sum_of_totals(totals.meant)
-            likely = aux / jnp.where(total > 0, total, 1)
-        return weights.equal(slots, jnp.where(mask, likely, 0), mask)
+            likely = picked.aux / jnp.where(total > 0, total, 1)
+        return weights.equal(picked.slots, jnp.where(mask, likely, 0), mask)
 
     def probability(self, index: ReservoirIndex, ring: Ring, slots: jax.Array) -> jax.Array:
         """Return 1 / rows."""

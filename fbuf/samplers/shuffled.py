@@ -8,12 +8,13 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from fbuf.samplers import permutation, random_bits, segments, shards, start_index, weights
-from fbuf.samplers.planned import Plan
-from fbuf.samplers.protocol import Draw, Scalar, Step
-from fbuf.samplers.start_index import StartIndex
+from fbuf.samplers.chance import permutation, random_bits, shards, weights
+from fbuf.samplers.chance.wide import Wide
+from fbuf.samplers.index import segments, start_index
+from fbuf.samplers.index.start_index import StartIndex
+from fbuf.samplers.protocol.planned import Picked, Plan
+from fbuf.samplers.protocol.sampler import Ask, Draw
 from fbuf.samplers.uniform import Uniform, UniformIndex, UniformTotals
-from fbuf.samplers.wide import Wide
 from fbuf.storage.ring import Ring
 from fbuf.xla.tie import tie
 
@@ -70,25 +71,17 @@ class Shuffled(Uniform):
 
     without_replacement: ClassVar[bool] = True
 
-    def plan(
-        self,
-        index: UniformIndex,
-        ring: Ring,
-        totals: UniformTotals,
-        key: jax.Array,
-        batch_size: int,
-        step: Step | None,
-    ) -> Plan:
+    def plan(self, index: UniformIndex, ring: Ring, totals: UniformTotals, ask: Ask) -> Plan:
         """Choose the next starts of the epoch."""
-        assert step is not None
+        assert ask.step is not None
         counts = self._counts(totals)
         total = jnp.sum(counts, dtype=jnp.int32)
         count = jnp.maximum(total, 1)
-        epoch, first = step
-        number = jnp.arange(batch_size, dtype=jnp.int32)
+        epoch, first = ask.step
+        number = jnp.arange(ask.batch_size, dtype=jnp.int32)
         # Behind the end the last number is taken, to stay in range.
         ranks = first + jnp.minimum(number, count - first - 1)
-        key = random_bits.fold_in(key, epoch)
+        key = random_bits.fold_in(ask.key, epoch)
         if totals.segments is None and counts.shape[0] == 1:
             slots = _permuted(index.starts, ring, key, ranks, total)
             return Plan(jnp.zeros_like(slots), slots)
@@ -96,7 +89,7 @@ class Shuffled(Uniform):
         if totals.segments is not None:
             order_key, start_key = random_bits.split(tie(key, counts), 2)
             start_key = random_bits.fold_in(start_key, first)
-            bits = random_bits.bits(start_key, (2, batch_size))
+            bits = random_bits.bits(start_key, (2, ask.batch_size))
         ranks = permutation.permute(order_key, ranks, count, lambda s: jnp.ones_like(s, bool))
         if counts.shape[0] == 1:
             shard = jnp.zeros_like(ranks)
@@ -113,25 +106,16 @@ class Shuffled(Uniform):
             return picks, None
         return start_index.select(index.starts, ring, picks), None
 
-    def weigh(
-        self,
-        totals: UniformTotals,
-        slots: jax.Array,
-        aux: jax.Array | None,
-        positions: jax.Array,
-        beta: Scalar,
-        step: Step | None,
-        axes: tuple[str, ...],
-    ) -> Draw:
+    def weigh(self, totals: UniformTotals, picked: Picked, ask: Ask) -> Draw:
         """Weigh rows by 1 whatever `beta` is; mask draws behind the end of the epoch."""
-        assert step is not None
+        assert ask.step is not None
         total = self.size_of_epoch(totals)
         count = jnp.maximum(total, 1)
-        mask = (positions < count - step[1]) & (total > 0)
+        mask = (picked.positions < count - ask.step[1]) & (total > 0)
         each = count.astype(jnp.float32)
-        if aux is not None:
-            each = each * aux.astype(jnp.float32)
-        return weights.equal(slots, jnp.where(mask, 1 / each, 0), mask)
+        if picked.aux is not None:
+            each = each * picked.aux.astype(jnp.float32)
+        return weights.equal(picked.slots, jnp.where(mask, 1 / each, 0), mask)
 
     def size_of_epoch(self, totals: UniformTotals) -> jax.Array:
         """Count the starts, or the episodes."""

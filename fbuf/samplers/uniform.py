@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 
 from fbuf.checks import values as check
-from fbuf.samplers import segments, shards, start_index, weights
-from fbuf.samplers.conditions import Window
-from fbuf.samplers.planned import Plan
-from fbuf.samplers.protocol import Draw, Scalar, Step
-from fbuf.samplers.segments import Segments
-from fbuf.samplers.start_index import StartIndex
-from fbuf.samplers.windows import WindowedSampler
+from fbuf.samplers.chance import shards, weights
+from fbuf.samplers.index import segments, start_index
+from fbuf.samplers.index.segments import Segments
+from fbuf.samplers.index.start_index import StartIndex
+from fbuf.samplers.protocol.conditions import Window
+from fbuf.samplers.protocol.planned import Picked, Plan
+from fbuf.samplers.protocol.sampler import Ask, Draw
+from fbuf.samplers.protocol.windows import WindowedSampler
 from fbuf.storage.ring import Ring, Span
 
 
@@ -99,9 +100,7 @@ class Uniform(WindowedSampler):
         in_segments = segments.empty(ring) if self.by == "episode" else None
         return UniformIndex(start_index.empty(ring, self.start_conditions), in_segments)
 
-    def add(
-        self, index: UniformIndex, ring: Ring, span: Span, priority: jax.Array | None, alpha: Scalar
-    ) -> tuple[UniformIndex, jax.Array]:
+    def add(self, index: UniformIndex, ring: Ring, span: Span) -> tuple[UniformIndex, jax.Array]:
         """Index the new starts, and drop the overwritten ones."""
         found, change = start_index.add(index.starts, ring, span, self.start_conditions)
         in_segments = index.segments
@@ -139,19 +138,11 @@ class Uniform(WindowedSampler):
         segments = None if index.segments is None else index.segments.count
         return UniformTotals(start_index.total(index.starts, ring), segments)
 
-    def plan(
-        self,
-        index: UniformIndex,
-        ring: Ring,
-        totals: UniformTotals,
-        key: jax.Array,
-        batch_size: int,
-        step: Step | None,
-    ) -> Plan:
+    def plan(self, index: UniformIndex, ring: Ring, totals: UniformTotals, ask: Ask) -> Plan:
         """Choose a start, or an episode."""
         if totals.segments is None:
-            return start_index.plan(index.starts, ring, totals.starts, key, batch_size)
-        return segments.plan(totals.segments, key, batch_size)
+            return start_index.plan(index.starts, ring, totals.starts, ask)
+        return segments.plan(totals.segments, ask)
 
     def pick(self, index: UniformIndex, ring: Ring, picks: Any) -> tuple[jax.Array, Any]:
         """Find the start; by episode, also count the starts of its segment."""
@@ -159,17 +150,9 @@ class Uniform(WindowedSampler):
             return start_index.pick(index.starts, ring, picks), None
         return segments.pick(index.segments, index.starts, ring, picks, self.start_conditions)
 
-    def weigh(
-        self,
-        totals: UniformTotals,
-        slots: jax.Array,
-        aux: jax.Array | None,
-        positions: jax.Array,
-        beta: Scalar,
-        step: Step | None,
-        axes: tuple[str, ...],
-    ) -> Draw:
+    def weigh(self, totals: UniformTotals, picked: Picked, ask: Ask) -> Draw:
         """Weigh starts by 1 whatever `beta` is; by episode, by their probability."""
+        slots, aux = picked.slots, picked.aux
         total = shards.sum_of_counts(totals.starts)
         # The mask must not depend on the ranks: masked values would then compute the ranks anew,
         # for every number of a batch.
@@ -177,9 +160,9 @@ class Uniform(WindowedSampler):
         if totals.segments is None or aux is None:
             return weights.equal(slots, jnp.where(mask, 1 / jnp.where(mask, total, 1), 0), mask)
         each = _inverse_probability(totals.segments, aux)
-        power = 0.0 if beta is None else weights.exponent(beta)
+        power = 0.0 if ask.beta is None else weights.exponent(ask.beta)
         relative = jnp.where(mask, total / each, 1)
-        return weights.of_batch(slots, 1 / each, relative, mask, power, axes)
+        return weights.of_batch(slots, 1 / each, relative, mask, power, picked.axes)
 
     def probability(self, index: UniformIndex, ring: Ring, slots: jax.Array) -> jax.Array:
         """Return 1 / starts; by episode, 1 / (episodes x starts in this one)."""

@@ -18,6 +18,7 @@ import dataclasses
 import functools
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -87,6 +88,8 @@ class Span:
         most: The largest possible number of slots; static.
         meant: bool `[B]`; the rows that were to be written, also those that were not kept; None is
             all of them.
+        priority: float32 `[B]`; the priorities that were given; None if none were.
+        alpha: The exponent of these priorities, a scalar; None is the sampler's own.
     """
 
     slots: jax.Array
@@ -98,6 +101,8 @@ class Span:
     fields: dict[str, jax.Array]
     most: int = dataclasses.field(metadata={"static": True})
     meant: jax.Array | None = None
+    priority: jax.Array | None = None
+    alpha: chex.Array | float | None = None
 
 
 @jax.tree_util.register_dataclass

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from fbuf.checks import values as check
-from fbuf.samplers import random_bits
-from fbuf.samplers.geometric import LARGEST_DISCOUNT, geometric, thresholds
+from fbuf.samplers.chance import random_bits
+from fbuf.samplers.chance.geometric import LARGEST_DISCOUNT, geometric, thresholds
 from fbuf.views.any_row import any_rows
 from fbuf.views.reader import Reader
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fbuf.samplers import random_bits
+from fbuf.samplers.chance import random_bits
 from fbuf.state import State
 from fbuf.storage.layout import Fields, Layout
 from fbuf.storage.ring import Ring

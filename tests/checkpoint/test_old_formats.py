@@ -8,6 +8,7 @@ import pathlib
 import pickle
 import shutil
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -142,6 +143,20 @@ def test_a_pickle_of_version_0_2_is_read():
     older = dataclasses.replace(state, index=dataclasses.replace(state.index, tree=older))
     restored = pickle.loads(pickle.dumps(older))
     same(fbuf.add(restored, jnp.arange(2.0)), fbuf.add(state, jnp.arange(2.0)))
+
+
+def test_pickles_of_version_0_3_name_classes_by_other_modules_and_are_read():
+    found = pickle.loads((KEPT / "states-0.3.pkl").read_bytes())
+    task = jnp.arange(10, dtype=jnp.int32) % 2
+    rows = {"x": jnp.arange(20.0).reshape(10, 2), "task": task}
+    for name, state in found.items():
+        made = fbuf.init({"x": jnp.zeros(2), "task": jnp.int32(0)}, 8, sampler=state.sampler)
+        made = fbuf.add(made, rows, terminated=jnp.arange(10) % 4 == 3)
+        chex.assert_trees_all_equal(state.index, made.index)
+        drawn = fbuf.draw if state.sampler.notes_draws else fbuf.sample
+        batches = [drawn(of, jax.random.key(0), 16) for of in (state, made)]
+        data = [(of[1] if isinstance(of, tuple) else of).data for of in batches]
+        chex.assert_trees_all_equal(*data, custom_message=name)
 
 
 SMALL = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import re
 
 import chex
 import jax
@@ -258,7 +259,7 @@ class Queues(fbuf.Fifo):
 class Takes(Hot):
     """A sampler of this version, from which others derive."""
 
-    def take_over(self, index, ring, slots, other, old, old_slots):
+    def take_over(self, index, ring, slots, origin):
         raise AssertionError
 
 
@@ -353,6 +354,39 @@ class Heavy(Hot):
 def test_a_sampler_with_an_old_name_is_refused(kind, new):
     with pytest.raises(TypeError, match=f"{kind.__name__} defines {new}"):
         fbuf.init(ITEM, 8, sampler=kind())
+
+
+def with_method(base, name, method):
+    return dataclasses.dataclass(frozen=True)(type("Mine", (base,), {name: method}))
+
+
+OLD_METHODS = {
+    "add": (Hot, lambda self, index, ring, span, priority, alpha: None),
+    "draw": (Hot, lambda self, index, ring, key, batch_size, beta, step: None),
+    "update_priority": (Hot, lambda self, index, ring, slots, priority, alpha: None),
+    "take_over": (Hot, lambda self, index, ring, slots, other, old, old_slots: None),
+    "plan": (Newest, lambda self, index, ring, totals, key, batch_size, step: None),
+    "weigh": (Newest, lambda self, totals, slots, aux, positions, beta, step, axes: None),
+    "place": (fbuf.Reservoir, lambda self, index, ring, mask, priority, alpha: None),
+}
+
+
+@pytest.mark.parametrize("name", OLD_METHODS)
+def test_a_sampler_with_the_arguments_of_an_earlier_version_is_refused(name):
+    base, method = OLD_METHODS[name]
+    assert set(OLD_METHODS) == set(base.old_arguments)
+    now = inspect.signature(getattr(base, name)).parameters
+    said = re.escape(f"Mine.{name} takes the arguments of an earlier version")
+    called = re.escape(f"{name}({', '.join(list(now)[1:])}), with ")
+    with pytest.raises(TypeError, match=f"{said}.*{called}"):
+        with_method(base, name, method)()
+
+
+def test_a_sampler_may_pass_all_arguments_on():
+    passed = lambda self, *arguments: Hot.draw(self, *arguments)
+    state = fbuf.init({"reward": 0.0}, 8, sampler=with_method(Hot, "draw", passed)())
+    state = fbuf.add(state, {"reward": jnp.ones(2)})
+    assert fbuf.sample(state, jax.random.key(0), 2).mask.all()
 
 
 @pytest.mark.parametrize(

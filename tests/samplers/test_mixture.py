@@ -13,7 +13,7 @@ from scipy import stats
 from support.pair import Pair
 
 import fbuf
-from fbuf.samplers.weights import renormalised
+from fbuf.samplers.chance.weights import renormalised
 
 PER = fbuf.Prioritized(alpha=1.0, eps=0.0)
 

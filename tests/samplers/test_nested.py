@@ -12,7 +12,7 @@ from support.own import Hot
 
 import fbuf
 from fbuf.samplers import Sampler, Wrapper
-from fbuf.samplers.conditions import Window
+from fbuf.samplers.protocol.conditions import Window
 
 ROWS = {"task": jnp.int32([0, 2, 2])}
 GROUPED = fbuf.Grouped("task", 3)
@@ -39,8 +39,8 @@ class Counting(Wrapper):
         theirs = self.sampler.init(ring)
         return Index(jnp.int32(0), theirs, self.sampler.init(ring) if self.twins else None)
 
-    def add(self, index, ring, span, priority, alpha):
-        theirs, faults = self.sampler.add(index.theirs, ring, span, priority, alpha)
+    def add(self, index, ring, span):
+        theirs, faults = self.sampler.add(index.theirs, ring, span)
         return Index(index.calls + 1, theirs, index.twin), faults
 
     def remove(self, index, ring, slots):
@@ -50,8 +50,8 @@ class Counting(Wrapper):
     def can_sample(self, index, ring):
         return self.sampler.can_sample(index.theirs, ring)
 
-    def draw(self, index, ring, *arguments):
-        return self.sampler.draw(index.theirs, ring, *arguments)
+    def draw(self, index, ring, ask):
+        return self.sampler.draw(index.theirs, ring, ask)
 
     def probability(self, index, ring, slots):
         return self.sampler.probability(index.theirs, ring, slots)

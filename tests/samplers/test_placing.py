@@ -11,6 +11,7 @@ from support import meshes
 
 import fbuf
 from fbuf import sharded
+from fbuf.samplers import Given
 
 SWEEP = pytest.mark.sweep
 CAPACITY = 12
@@ -418,7 +419,7 @@ def test_a_choice_among_more_rows_than_a_word_counts():
     ring = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), ring)
     index = fbuf.Reservoir().init(ring)
     index = index.__class__(index.rows, jnp.array([2**8, 0], jnp.uint32))
-    slots = fbuf.Reservoir().place(index, ring, jnp.ones(4096, bool), None, None)[1]
+    slots = fbuf.Reservoir().place(index, ring, jnp.ones(4096, bool), Given(None))[1]
     assert (slots == 2**22).all()
 
 

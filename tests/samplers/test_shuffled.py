@@ -12,7 +12,7 @@ from scipy import stats
 from support import programs
 
 import fbuf
-from fbuf.samplers import permutation
+from fbuf.samplers.chance import permutation
 
 SWEEP = pytest.mark.sweep
 everywhere = lambda found: jnp.ones(found.shape, bool)

@@ -11,8 +11,9 @@ from scipy import stats
 
 import fbuf
 from fbuf.mesh import count
-from fbuf.samplers import shards, wide
-from fbuf.samplers.wide import Wide
+from fbuf.samplers import shards
+from fbuf.samplers.chance import wide
+from fbuf.samplers.chance.wide import Wide
 from tests.support import meshes
 
 LARGEST = 2**31 - 1

@@ -266,7 +266,7 @@ MUTANTS = [
         ("return self.window > 1 or (by_priority_alone and self.priorities.may_draw_nothing)", "return self.window > 1", "count", ("test_seeds.py", "cannot_be_drawn")),
     ),
     *of(
-        "samplers/start_index.py",
+        "samplers/index/start_index.py",
         ("return lax.cond((removed == 0).all(), ", "return lax.cond((removed == 0).any(), ", "seeds", ("test_seeds.py", "one_with_holes")),
     ),
     *of(
@@ -524,7 +524,7 @@ MUTANTS = [
         ("else rows[:, first:last]", "else rows[:, : last - first]", "views", N_STEP),
     ),
     *of(
-        "samplers/start_index.py",
+        "samplers/index/start_index.py",
         ("jnp.where(ahead >= size, ahead - size, ahead)", "ahead", "seam", MIXTURE),
         ("bit_tree.read(index.bits, written) & (span.slots < ring.capacity)", "bit_tree.read(index.bits, written)", "mask", MASKED),
         ("by = span.drawable.astype(jnp.int32) - span.evicted.astype(jnp.int32)", "by = span.drawable.astype(jnp.int32)", "count", FLAT),
@@ -539,7 +539,7 @@ MUTANTS = [
         ("written = tie(written, index.total)", "written = written + 0", "order", swept(11)),
     ),
     *of(
-        "samplers/starts.py",
+        "samplers/index/starts.py",
         ("in_episode.intact >= window.length", "in_episode.intact > window.length", "windows", STRIDE),
         ("(in_episode.newer + earlier < ring.lane_length)", "(in_episode.newer + earlier <= ring.lane_length)", "seam", SEGMENTS),
         ("in_episode.position == window.length", "in_episode.position >= window.length", "windows", FIRST),
@@ -551,7 +551,7 @@ MUTANTS = [
         ("contains &= earlier <= ring.older(inside)[:, None]", "pass", "seam", ("test_windows.py", "oldest")),
     ),
     *of(
-        "samplers/segments.py",
+        "samplers/index/segments.py",
         ("jnp.where(same & stays & bit_tree", "jnp.where(same & bit_tree", "by-episode", GAPS),
         ("same = in_episode.position >= length + stride", "same = in_episode.position > length + stride", "by-episode", SEGMENTS),
         ("new - joined, behead", "new, behead", "by-episode", SEGMENTS),
@@ -575,13 +575,13 @@ MUTANTS = [
         ("jnp.maximum(raised, float(_FLOAT32.tiny))", "raised", "tree rounding", FAULTS),
         ("jnp.where(base > 0, jnp.maximum(raised, float(_FLOAT32.tiny)), 0)", "jnp.maximum(raised, float(_FLOAT32.tiny))", "weights", ONE_SLOT),
         ("& (stored <= priority_index.largest_storable(ring))", "& (stored < jnp.inf)", "fault bit", FAULTS),
-        ("smallest(value.min(), axes)", "value.max()", "weights", FLAT_PER),
+        ("smallest(value.min(), picked.axes)", "value.max()", "weights", FLAT_PER),
         ("sum_tree.aggregate(index.tree, Aggregate.LARGEST_INVERSE)", "sum_tree.aggregate(index.tree, Aggregate.SUM)", "weights", LARGE),
         ("mean = total / jnp.maximum(shards.sum_of_counts(totals.count), 1)", "mean = total", "weights", SEVERAL),
         ("jax.random.permutation(order_key, batch_size)", "jnp.arange(batch_size)", "order", OFTEN),
     ),
     *of(
-        "samplers/priority_index.py",
+        "samplers/index/priority_index.py",
         ("jnp.maximum(sum_tree.values(index.tree, slots), 0)", "sum_tree.values(index.tree, slots)", "read", FIRST),
         ("jnp.where(jnp.signbit(old), -values, values)", "values", "windows", PER_APART),
         ("evicted = kept & _is_start(before)", "evicted = _is_start(before)", "count", MASKED),
@@ -594,7 +594,7 @@ MUTANTS = [
         ("slots=tie(span.slots, before)", "slots=span.slots", "order", place(4)),
     ),
     *of(
-        "samplers/weights.py",
+        "samplers/chance/weights.py",
         ("jnp.where(mask, log_weight, none)", "log_weight", "weights", SEVERAL),
         ("0.5: jnp.sqrt", "0.5: jnp.abs", "weights", ("test_weights.py", "")),
         ("log_weight = -power * jnp.log(relative)", "log_weight = power * jnp.log(relative)", "weights", MIXED),
@@ -622,7 +622,7 @@ MUTANTS = [
         ("served = picks.fresh & there", "served = picks.fresh", "exchange", ("test_fresh_first.py", "shards")),
     ),
     *of(
-        "samplers/fresh_order.py",
+        "samplers/index/fresh_order.py",
         ("before = bit_tree.rank(fresh.tree, ring.head)", "before = bit_tree.rank(fresh.tree, ring.head * 0)", "order", FRESH),
         ("is_set & (rows > 0) & (rows < window.length)", "is_set & (rows < 0)", "mask", FRESH),
         ("jnp.sort(jnp.where(is_begun, own, _NONE)) - lanes", "jnp.sort(jnp.where(is_begun, own, _NONE))", "order", FRESH),
@@ -635,7 +635,7 @@ MUTANTS = [
         ('if self.max_age is not None and "missed" in found', "if False", "count", ("test_fresh_first.py", "come_first or cut")),
     ),
     *of(
-        "samplers/starts.py",
+        "samplers/index/starts.py",
         ("if steps + earlier <= ring.lane_length", "if steps <= ring.lane_length", "count", FRESH),
         ("is_start &= ~in_episode.dummy & (back", "is_start &= (back", "count", ("test_fresh_first.py", "without_a_start")),
         ("        is_start &= span.meant\n", "        pass\n", "count", FRESH),
@@ -646,7 +646,7 @@ MUTANTS = [
         ("if isinstance(of, Dealt) or of.first == 0:", "if of.number:", "count", ("test_fresh_first.py", "add_up")),
     ),
     *of(
-        "samplers/group_index.py",
+        "samplers/index/group_index.py",
         ("& (span.slots < ring.capacity))", ")", "mask", GROUP),
         ("jnp.where((groups >= 0) & (groups < number), groups, number)", "jnp.where(groups >= 0, jnp.minimum(groups, number - 1), number)", "mask", GROUP),
         ("slots = tie(span.slots, before, evicted)", "slots = tie(span.slots, before)", "order", BEFORE_ACTING),
@@ -678,7 +678,7 @@ MUTANTS = [
         ("looked_at = {n: given_rows[n] for n in", "looked_at = {n: given_rows[n] * 0 for n in", "read", ("test_grouped.py", "host")),
     ),
     *of(
-        "samplers/nested.py",
+        "samplers/protocol/nested.py",
         ("and _specs(node) == specs", "", "seam", ("test_nested.py", "own_is_found or two_like")),
         ("if len(parts) == 1:", "if parts:", "seam", ("test_nested.py", "two_like")),
         ("if type(sampler).inner is Wrapper.inner:", "if True:", "seam", ("test_nested.py", "is_found")),
@@ -699,10 +699,10 @@ MUTANTS = [
         ("            and window.stride == 1 ", "            and window.stride == 0 ", "resize", ("test_limited.py", "old_versions_stay")),
         ("ages[0] <= ages[1]", "ages[0] < ages[1]", "resize", ("test_limits_anew.py", "stay_so")),
         ("gone &= ~other._used_up(old, before)", "gone &= True", "resize", ("test_limits_anew.py", "judged")),
-        ("return 2 * batch_size if self.refuses_picks else batch_size", "return batch_size", "count", ("test_limited.py", "twice_as_many")),
+        ("return ask._replace(batch_size=2 * ask.batch_size) if self.refuses_picks else ask", "return ask", "count", ("test_limited.py", "twice_as_many")),
     ),
     *of(
-        "samplers/lives.py",
+        "samplers/index/lives.py",
         ("uses = write_rows(uses, slots, jnp.zeros_like(slots))", "uses = uses * 1", "count", LIVES),
         ("slots = tie(span.slots, change.evicted)", "slots = span.slots", "order", BEFORE_ACTING),
         ("uses = write_rows(lives.uses, slots, read_rows(old.uses, old_slots))", "uses = lives.uses * 1", "resize", ("test_limited.py", "resize")),
@@ -711,7 +711,7 @@ MUTANTS = [
         ("live & versions.may_be_drawn(lives.versions, slots)", "live", "mask", ("test_limited.py", "not_reach")),
     ),
     *of(
-        "samplers/candidates.py",
+        "samplers/chance/candidates.py",
         ("jnp.where(allowed, rank, count)", "jnp.minimum(rank, count)", "mask", LIVES),
         ("position < taken.draws", "position <= taken.draws", "count", LIVES),
         ("renormalised(drawn.log_weight, mask, axes)", "renormalised(drawn.log_weight, mask)", "seam", LIVES_OF_ALL),
@@ -769,17 +769,17 @@ MUTANTS = [
         ("index = sampler.of_shard(shard.index, number)", "index = sampler.of_shard(shard.index, number * 0)", "seam", ("test_placing.py", "do_not_keep_the_same")),
     ),
     *of(
-        "samplers/starts.py",
+        "samplers/index/starts.py",
         ("(ring.older(inside) >= earlier)", "(ring.older(inside) >= 0)", "resize", ("test_fresh_first.py", "resize_at_any_time")),
     ),
     *of(
-        "samplers/versions.py",
+        "samplers/index/versions.py",
         ("return read_rows(versions.rows, slots) >= versions.lowest", "return read_rows(versions.rows, slots) > versions.lowest", "mask", LIVES),
         ("jnp.maximum(versions.lowest, lowest)", "lowest", "mask", ("test_limited.py", "lower_version")),
         ("is_stale = there & ~may_be_drawn(versions, slots)", "is_stale = ~may_be_drawn(versions, slots)", "mask", LIVES),
     ),
     *of(
-        "samplers/priority_index.py",
+        "samplers/index/priority_index.py",
         ("num_starts=index.num_starts - starts.int32_sum(lost)", "num_starts=index.num_starts", "count", LIVES),
     ),
     *of(
@@ -830,15 +830,15 @@ MUTANTS = [
     ),
     *of(
         "samplers/shuffled.py",
-        ("random_bits.fold_in(key, epoch)", "key", "order", EPOCHS),
+        ("random_bits.fold_in(ask.key, epoch)", "ask.key", "order", EPOCHS),
         ("sparse | start_index.is_start(index, ring, found) | (total == 0)", "sparse | (found >= 0)", "count", SHUFFLED),
-        ("mask = (positions < count - step[1]) & (total > 0)", "mask = positions < count - step[1]", "mask", SHUFFLED),
+        ("mask = (picked.positions < count - ask.step[1]) & (total > 0)", "mask = picked.positions < count - ask.step[1]", "mask", SHUFFLED),
         ("ranks = first + jnp.minimum", "ranks = jnp.minimum", "count", EPOCHS),
         ("random_bits.fold_in(start_key, first)", "start_key", "by-episode", EPOCHS),
     ),
-    *of("samplers/permutation.py", ("lax.clz(size - 1), 6)", "lax.clz(size - 1), 1)", "order", EPOCHS)),
+    *of("samplers/chance/permutation.py", ("lax.clz(size - 1), 6)", "lax.clz(size - 1), 1)", "order", EPOCHS)),
     *of(
-        "samplers/random_bits.py",
+        "samplers/chance/random_bits.py",
         ("(bits >> 8).astype", "(bits >> 9).astype", "tree rounding", OFTEN),
         ("second += keys[(turn + 2) % 3]", "second += keys[turn % 3]", "tree rounding", THREEFRY),
         ("for number in numbers:", "for number in numbers[:1]:", "order", KEYS),
@@ -1103,7 +1103,7 @@ MUTANTS = [
         ("left - up_to[:, -1], slots, missing & ~here", "left, slots, missing & ~here", "count", ANY_ROW),
     ),
     *of(
-        "samplers/geometric.py",
+        "samplers/chance/geometric.py",
         ("power / (1 + power)", "power", "probability", ("test_hindsight.py", "geometric")),
         (".astype(jnp.int32) << digit", ".astype(jnp.int32) << 0", "probability", ("test_hindsight.py", "geometric")),
     ),
@@ -1115,7 +1115,7 @@ MUTANTS = [
         (".set(lap + 1)", ".set(lap)", "generation check", ("test_resize.py", "stale")),
         ("(before & NEXT_BEGINS == 0)", "(before & ENDS == ENDS)", "episode end", ("test_resize.py", "smaller")),
         ("gone = (step < taken[None]) & (flags", "gone = (step < taken[None]) & False & (flags", "mask", ("test_resize.py", "smaller")),
-        ("index, faults = new.sampler.take_over(\n            index, ring, own, of.state.sampler, of.state.index, slots\n        )", "faults = jnp.zeros(1, jnp.uint32)", "weights", ("test_resize.py", "smaller")),
+        ("index, faults = new.sampler.take_over(\n            index, ring, own, Origin(of.state.sampler, of.state.index, slots)\n        )", "faults = jnp.zeros(1, jnp.uint32)", "weights", ("test_resize.py", "smaller")),
         ("fault |= of.state.fault", "fault |= 0", "queue", ("test_resize.py", "faults")),
         ("dataclasses.replace(new.ring, open=still_open)", "dataclasses.replace(new.ring, open=new.ring.open)", "episode end", ("test_resize.py", "smaller")),
         ("read = kept - jnp.minimum(kept, unread)", "read = kept * 0", "queue", ("test_fifo.py", "resize")),
@@ -1219,14 +1219,14 @@ MUTANTS = [
         ("        npy.check(folder, segment.file, manifest.files[segment.file])\n", "", "read", ("test_save.py", "joined")),
     ),
     *of(
-        "samplers/wide.py",
+        "samplers/chance/wide.py",
         ("shares * 2.0**24", "shares * 2.0**16", "weights", ("test_grouped.py", "last_bit")),
         ("return Wide(one.high + other.high + carry, low)", "return Wide(one.high + other.high, low)", "count", ("test_grouped.py", "last_bit")),
         ("carries += carry", "carries = carry", "count", WIDE),
         ("(ends.low <= numbers.low)", "(ends.low < numbers.low)", "seam", WIDE),
     ),
     *of(
-        "samplers/shards.py",
+        "samplers/chance/shards.py",
         ("jnp.zeros(1, jnp.uint32), word[:-1]", "word[:1], word[:-1]", "count", WIDE),
     ),
     *of(

@@ -37,13 +37,13 @@ class Hot(Sampler):
     def init(self, ring):
         return HotIndex(bit_tree.empty(ring.capacity), jnp.int32(0))
 
-    def add(self, index, ring, span, priority, alpha):
-        given = jnp.ones(span.slots.shape) if priority is None else priority
+    def add(self, index, ring, span):
+        given = jnp.ones(span.slots.shape) if span.priority is None else span.priority
         return self._set(index, ring, span.slots, (given > self.threshold) & span.drawable)
 
-    def update_priority(self, index, ring, slots, priority, alpha):
+    def update_priority(self, index, ring, slots, given):
         slots = jnp.where(last_of_each(slots), slots, ring.capacity)
-        return self._set(index, ring, slots, priority > self.threshold)
+        return self._set(index, ring, slots, given.priority > self.threshold)
 
     def remove(self, index, ring, slots):
         return self._set(index, ring, slots, jnp.zeros(slots.shape, bool))[0]
@@ -51,8 +51,9 @@ class Hot(Sampler):
     def can_sample(self, index, ring):
         return ring.live() > 0
 
-    def draw(self, index, ring, key, batch_size, beta, step):
-        which, some, any_ = jax.random.split(key, 3)
+    def draw(self, index, ring, ask):
+        batch_size = ask.batch_size
+        which, some, any_ = jax.random.split(ask.key, 3)
         from_hot = random_bits.uniforms(which, (batch_size,)) < self._share(index)
         ranks = random_bits.below(random_bits.bits(some, (2, batch_size)), index.count)
         anywhere = random_bits.below(random_bits.bits(any_, (2, batch_size)), ring.filled())
@@ -94,7 +95,7 @@ class Newest(PlannedSampler):
     def init(self, ring):
         return ()
 
-    def add(self, index, ring, span, priority, alpha):
+    def add(self, index, ring, span):
         return (), jnp.zeros(span.slots.shape, jnp.uint32)
 
     def remove(self, index, ring, slots):
@@ -106,20 +107,20 @@ class Newest(PlannedSampler):
     def shard_totals(self, index, ring):
         return self._newest(ring)[1].sum(dtype=jnp.int32)
 
-    def plan(self, index, ring, totals, key, batch_size, step):
-        bits = random_bits.bits(key, (2, batch_size))
-        return Plan(*shards.by_count(totals, key, bits))
+    def plan(self, index, ring, totals, ask):
+        bits = random_bits.bits(ask.key, (2, ask.batch_size))
+        return Plan(*shards.by_count(totals, ask.key, bits))
 
     def pick(self, index, ring, picks):
         slots, there = self._newest(ring)
         order = jnp.argsort(~there, stable=True)
         return slots[order[jnp.minimum(picks, slots.size - 1)]], None
 
-    def weigh(self, totals, slots, aux, positions, beta, step, axes):
+    def weigh(self, totals, picked, ask):
         total = shards.sum_of_counts(totals)
-        mask = jnp.broadcast_to(total > 0, slots.shape)
+        mask = jnp.broadcast_to(total > 0, picked.slots.shape)
         one = mask.astype(jnp.float32)
-        return Draw(slots, one / jnp.maximum(total, 1), one, jnp.zeros_like(one), mask)
+        return Draw(picked.slots, one / jnp.maximum(total, 1), one, jnp.zeros_like(one), mask)
 
     def probability(self, index, ring, slots):
         newest = (slots[:, None] == self._newest(ring)[0][None]).any(1)
@@ -141,8 +142,8 @@ class Tempered(Wrapper):
 
     sampler: Sampler
 
-    def draw(self, index, ring, key, batch_size, beta, step):
-        twice = self.sampler.draw(index, ring, key, 2 * batch_size, beta, step)
+    def draw(self, index, ring, ask):
+        twice = self.sampler.draw(index, ring, ask._replace(batch_size=2 * ask.batch_size))
         first, second = (
             jax.tree.map(lambda leaf, part=part: leaf[part::2], twice) for part in (0, 1)
         )

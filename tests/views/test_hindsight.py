@@ -19,7 +19,7 @@ from test_views import GOAL, ITEM, every, item_of, played
 import fbuf
 from fbuf import sharded
 from fbuf.host import HostStore
-from fbuf.samplers.geometric import geometric, thresholds
+from fbuf.samplers.chance.geometric import geometric, thresholds
 from fbuf.views import any_row
 
 SWEEP = pytest.mark.sweep

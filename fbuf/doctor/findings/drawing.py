@@ -10,7 +10,7 @@ from fbuf.doctor.look import Found
 from fbuf.doctor.text import count
 from fbuf.samplers.grouped import Grouped
 from fbuf.samplers.limited import Limited
-from fbuf.samplers.nested import nested
+from fbuf.samplers.protocol.nested import nested
 
 _MANY = 0.1
 """The share of rows in short episodes that is suspicious: a few of them are in every run."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from fbuf.adapter_api import Draw, Ring, Sampler, Span, below, bits
+from fbuf.adapter_api import Ask, Draw, Ring, Sampler, Span, below, bits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,9 +42,7 @@ class OldestFirst(Sampler):
         """Return nothing: the ring says where windows are."""
         return ()
 
-    def add(
-        self, index: tuple[()], ring: Ring, span: Span, priority: jax.Array | None, alpha: Any
-    ) -> tuple[tuple[()], jax.Array]:
+    def add(self, index: tuple[()], ring: Ring, span: Span) -> tuple[tuple[()], jax.Array]:
         """Return no faults."""
         return index, jnp.zeros_like(span.slots, jnp.uint32)
 
@@ -60,13 +57,12 @@ class OldestFirst(Sampler):
         """Return whether one window is stored."""
         return self._windows(ring) > 0
 
-    def draw(
-        self, index: tuple[()], ring: Ring, key: jax.Array, batch_size: int, beta: Any, step: Any
-    ) -> Draw:
+    def draw(self, index: tuple[()], ring: Ring, ask: Ask) -> Draw:
         """Draw windows."""
+        batch_size = ask.batch_size
         windows = self._windows(ring)
         count = windows * ring.lanes
-        drawn = below(bits(key, (2, batch_size)), count)
+        drawn = below(bits(ask.key, (2, batch_size)), count)
         # Steps are counted from the end of the ring backwards, where the oldest lies before step 0.
         steps = (ring.head[0] - ring.stored[0]) // ring.lanes + drawn // ring.lanes * self.period
         steps = jnp.where(steps < 0, steps + ring.lane_length, steps)

@@ -8,7 +8,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from fbuf.samplers.protocol import Draw
+from fbuf.samplers.protocol.sampler import Draw
 from fbuf.xla.across import largest
 
 _ROOTS: dict[float, Callable[[jax.Array], jax.Array]] = {

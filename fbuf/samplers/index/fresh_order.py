@@ -15,10 +15,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fbuf.samplers import start_index
-from fbuf.samplers.conditions import Window
-from fbuf.samplers.start_index import StartIndex, StartIndexByLane
-from fbuf.samplers.starts import int32_sum
+from fbuf.samplers.index import start_index
+from fbuf.samplers.index.start_index import StartIndex, StartIndexByLane
+from fbuf.samplers.index.starts import int32_sum
+from fbuf.samplers.protocol.conditions import Window
 from fbuf.storage.ring import Ring
 from fbuf.trees import bit_tree
 

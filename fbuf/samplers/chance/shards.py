@@ -10,8 +10,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fbuf.samplers import random_bits, wide
-from fbuf.samplers.wide import Wide
+from fbuf.samplers.chance import random_bits, wide
+from fbuf.samplers.chance.wide import Wide
 from fbuf.trees import sum_tree
 from fbuf.trees.sum_tree import Points
 from fbuf.xla.tie import tie

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fbuf.samplers.protocol import Draw, Index, Sampler, Scalar, Step
+from fbuf.samplers.protocol.sampler import Ask, Draw, Index, Sampler
 from fbuf.storage.ring import Ring
 from fbuf.xla.platform import computed
 
@@ -29,6 +29,22 @@ class Plan:
 
     shards: jax.Array
     picks: Any
+
+
+class Picked(NamedTuple):
+    """The picks of a batch, or those of one device's part of the batch: `m` of them.
+
+    Attributes:
+        slots: int32 `[m]`.
+        aux: The auxiliary values from `pick`, leaves `[m]`.
+        positions: int32 `[m]`: the positions of these draws in the batch.
+        axes: The axes of the mesh that the rest of the batch lies along.
+    """
+
+    slots: jax.Array
+    aux: Any
+    positions: jax.Array
+    axes: tuple[str, ...] = ()
 
 
 class PlannedSampler(Sampler):
@@ -70,24 +86,14 @@ class PlannedSampler(Sampler):
         """Return the figures of a shard for plans and weights: a pytree of numeric arrays."""
 
     @abc.abstractmethod
-    def plan(
-        self,
-        index: Index,
-        ring: Ring,
-        totals: Any,
-        key: jax.Array,
-        batch_size: int,
-        step: Step | None,
-    ) -> Plan:
+    def plan(self, index: Index, ring: Ring, totals: Any, ask: Ask) -> Plan:
         """Choose a shard for each draw.
 
         Args:
             index: The index of any shard; its values are not used.
             ring: The ring of any shard; its values are not used.
             totals: The totals of all shards, leaves `[S, ...]`.
-            key: As for `draw`.
-            batch_size: As for `draw`.
-            step: As for `draw`.
+            ask: As for `draw`.
         """
 
     def allowed(self, index: Index, ring: Ring, picks: Any, own: jax.Array) -> jax.Array:
@@ -131,28 +137,15 @@ class PlannedSampler(Sampler):
         """
 
     @abc.abstractmethod
-    def weigh(
-        self,
-        totals: Any,
-        slots: jax.Array,
-        aux: Any,
-        positions: jax.Array,
-        beta: Scalar,
-        step: Step | None,
-        axes: tuple[str, ...],
-    ) -> Draw:
+    def weigh(self, totals: Any, picked: Picked, ask: Ask) -> Draw:
         """Weigh the draws of a batch, or one device's part of them.
 
         Their mask depends on the totals, the positions and the step alone.
 
         Args:
             totals: The totals of all shards, leaves `[S, ...]`.
-            slots: int32 `[m]`.
-            aux: The auxiliary values from `pick`, leaves `[m]`.
-            positions: int32 `[m]`: the positions of these draws in the batch.
-            beta: As for `draw`.
-            step: As for `draw`.
-            axes: The axes of the mesh that the rest of the batch lies along.
+            picked: The picks.
+            ask: As for `draw`.
         """
 
     def note_picks(self, index: Index, ring: Ring, picks: Any, there: jax.Array) -> Index:
@@ -174,22 +167,14 @@ class PlannedSampler(Sampler):
         """Count the draws of an epoch of this buffer alone."""
         return self.size_of_epoch(self.only_totals(index, ring))
 
-    def draw(
-        self,
-        index: Index,
-        ring: Ring,
-        key: jax.Array,
-        batch_size: int,
-        beta: Scalar,
-        step: Step | None,
-    ) -> Draw:
+    def draw(self, index: Index, ring: Ring, ask: Ask) -> Draw:
         """Draw from this buffer alone."""
         totals = self.only_totals(index, ring)
-        plan = self.plan(index, ring, totals, key, batch_size, step)
-        picked = self.pick(index, ring, plan.picks)
-        slots, aux = computed(picked) if batch_size >= _MANY else picked
-        positions = jnp.arange(batch_size, dtype=jnp.int32)
-        return self.weigh(totals, slots, aux, positions, beta, step, ())
+        plan = self.plan(index, ring, totals, ask)
+        found = self.pick(index, ring, plan.picks)
+        slots, aux = computed(found) if ask.batch_size >= _MANY else found
+        positions = jnp.arange(ask.batch_size, dtype=jnp.int32)
+        return self.weigh(totals, Picked(slots, aux, positions), ask)
 
     def only_totals(self, index: Index, ring: Ring) -> Any:
         """Return the totals of all shards where this buffer is the only one: leaves `[1]`."""

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fbuf.samplers.protocol import Draw
-from fbuf.samplers.weights import renormalised
+from fbuf.samplers.chance.weights import renormalised
+from fbuf.samplers.protocol.sampler import Draw
 
 
 class Taken(NamedTuple):

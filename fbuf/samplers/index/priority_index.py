@@ -11,8 +11,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from fbuf.samplers import starts
-from fbuf.samplers.conditions import Window
+from fbuf.samplers.index import starts
+from fbuf.samplers.protocol.conditions import Window
 from fbuf.storage.ring import Ring, Span
 from fbuf.trees import sum_tree
 from fbuf.trees.sum_tree import Aggregate, SumTree

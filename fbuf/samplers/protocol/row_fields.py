@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from fbuf.samplers.protocol import Sampler
+from fbuf.samplers.protocol.sampler import Sampler
 from fbuf.storage.layout import Layout
 
 

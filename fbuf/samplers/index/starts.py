@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fbuf.samplers.conditions import Window
+from fbuf.samplers.protocol.conditions import Window
 from fbuf.storage.episodes import InEpisode
 from fbuf.storage.ring import NEXT_BEGINS, Ring, Span
 from fbuf.xla.rows import read_rows

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fbuf.samplers import random_bits
+from fbuf.samplers.chance import random_bits
 
 ROUNDS = 8
 

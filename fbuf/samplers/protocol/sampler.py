@@ -11,15 +11,15 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import chex
 import jax
 import jax.numpy as jnp
 
 from fbuf.checks.listed import Listed
-from fbuf.checks.renamed import CurrentNames, OldName
-from fbuf.samplers.conditions import Window
+from fbuf.checks.renamed import CurrentNames, OldArguments, OldName
+from fbuf.samplers.protocol.conditions import Window
 from fbuf.storage.ring import Ring, Span
 
 Index = Any
@@ -28,6 +28,48 @@ Scalar = chex.Array | float | None
 
 Step = tuple[jax.Array, jax.Array]
 """The number of an epoch, and the place of the batch's first row in it, from 0. int32 scalars."""
+
+
+class Ask(NamedTuple):
+    """The arguments of a draw.
+
+    Attributes:
+        key: A PRNG key.
+        batch_size: `B`, the number of draws; a Python integer.
+        beta: The exponent of importance weights. None is the sampler's own.
+        step: Where in an epoch the batch begins; None unless the sampler is `without_replacement`.
+    """
+
+    key: jax.Array
+    batch_size: int
+    beta: Scalar = None
+    step: Step | None = None
+
+
+class Given(NamedTuple):
+    """The priorities of rows, as the caller gave them.
+
+    Attributes:
+        priority: float32 `[B]`; None if new rows came without.
+        alpha: The exponent of these priorities. None is the sampler's own.
+    """
+
+    priority: jax.Array | None
+    alpha: Scalar = None
+
+
+class Origin(NamedTuple):
+    """Another buffer, from which rows were added to this one.
+
+    Attributes:
+        sampler: Its sampler.
+        index: Its index.
+        slots: int32 `[B]`; where the rows were there.
+    """
+
+    sampler: Sampler
+    index: Index
+    slots: jax.Array
 
 
 @jax.tree_util.register_dataclass
@@ -98,6 +140,27 @@ class Sampler(CurrentNames, Listed):
             "is_queue", 2, instead="it in a class that derives from fbuf.samplers.QueueSampler"
         ),
     }
+    old_arguments: ClassVar[Mapping[str, OldArguments]] = {
+        "add": OldArguments(5, "(index, ring, span), with span.priority and span.alpha"),
+        "draw": OldArguments(
+            6, "(index, ring, ask), with ask.key, ask.batch_size, ask.beta and ask.step"
+        ),
+        "update_priority": OldArguments(
+            5, "(index, ring, slots, given), with given.priority and given.alpha"
+        ),
+        "take_over": OldArguments(
+            6, "(index, ring, slots, origin), with origin.sampler, origin.index and origin.slots"
+        ),
+        "plan": OldArguments(
+            6, "(index, ring, totals, ask), with ask.key, ask.batch_size and ask.step"
+        ),
+        "weigh": OldArguments(
+            7,
+            "(totals, picked, ask), with picked.slots, picked.aux, picked.positions, picked.axes, "
+            "ask.beta and ask.step",
+        ),
+        "place": OldArguments(5, "(index, ring, mask, given), with given.priority and given.alpha"),
+    }
 
     @property
     def follows_episodes(self) -> bool:
@@ -137,12 +200,10 @@ class Sampler(CurrentNames, Listed):
         """Return the index of an empty buffer, or raise `ValueError` for a buffer of no use."""
 
     @abc.abstractmethod
-    def add(
-        self, index: Index, ring: Ring, span: Span, priority: jax.Array | None, alpha: Scalar
-    ) -> tuple[Index, jax.Array]:
+    def add(self, index: Index, ring: Ring, span: Span) -> tuple[Index, jax.Array]:
         """Index the rows just written. Return the fault bits of each, uint32 `[B]`.
 
-        `ring` has these rows already. `priority` is float32 `[B]`, or None.
+        `ring` has these rows already. `span` has their slots, and the priorities that were given.
         """
 
     @abc.abstractmethod
@@ -170,19 +231,11 @@ class Sampler(CurrentNames, Listed):
         """Return whether there is a row to draw. bool scalar."""
 
     @abc.abstractmethod
-    def draw(
-        self,
-        index: Index,
-        ring: Ring,
-        key: jax.Array,
-        batch_size: int,
-        beta: Scalar,
-        step: Step | None,
-    ) -> Draw:
+    def draw(self, index: Index, ring: Ring, ask: Ask) -> Draw:
         """Draw rows with replacement; if `without_replacement` is True, those of an epoch.
 
-        `step` then says where in the epoch the batch begins. Draws behind the end of the epoch are
-        masked.
+        `ask.step` then says where in the epoch the batch begins. Draws behind the end of the epoch
+        are masked.
         """
 
     @abc.abstractmethod
@@ -190,22 +243,17 @@ class Sampler(CurrentNames, Listed):
         """Return the probability of each stored row in one draw: float32 `[B]`, like `slots`."""
 
     def update_priority(
-        self, index: Index, ring: Ring, slots: jax.Array, priority: jax.Array, alpha: Scalar
+        self, index: Index, ring: Ring, slots: jax.Array, given: Given
     ) -> tuple[Index, jax.Array]:
         """Change the priorities of stored rows. Return the fault bits of each, uint32 `[B]`.
 
-        If a slot repeats, its last priority counts. Only called if `keeps_priorities` is True.
+        If a slot repeats, its last priority counts. Only called if `keeps_priorities` is True, and
+        `given.priority` is not None.
         """
         raise NotImplementedError
 
     def take_over(
-        self,
-        index: Index,
-        ring: Ring,
-        slots: jax.Array,
-        other: Sampler,
-        old: Index,
-        old_slots: jax.Array,
+        self, index: Index, ring: Ring, slots: jax.Array, origin: Origin
     ) -> tuple[Index, jax.Array]:
         """Take over from another buffer's index, for rows that were just added from that buffer.
 
@@ -217,10 +265,8 @@ class Sampler(CurrentNames, Listed):
             index: The index, with the rows in it.
             ring: The ring, with the rows in it.
             slots: int32 `[B]`; where the rows are now.
-            other: The sampler of the other buffer. If its index is of no use, return the index as
-                it is, and no faults.
-            old: The index of the other buffer.
-            old_slots: int32 `[B]`; where the rows were there.
+            origin: The other buffer. If its index is of no use, return the index as it is, and no
+                faults.
 
         Returns:
             The index, and the fault bits of each row, uint32 `[B]`.
@@ -232,7 +278,7 @@ class Sampler(CurrentNames, Listed):
 
         `fbuf.resize`, `fbuf.extend` and `fbuf.split` call it once, before they add the rows of that
         buffer. Over a mesh, each old shard is added to one new shard. By default nothing is added.
-        `other` and `old` are as for `take_over`.
+        `other` and `old` are its sampler and its index.
         """
         return index
 

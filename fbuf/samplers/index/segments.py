@@ -15,11 +15,12 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from fbuf.samplers import random_bits, shards
-from fbuf.samplers.conditions import Window
-from fbuf.samplers.planned import Plan
-from fbuf.samplers.start_index import Change, StartIndex
-from fbuf.samplers.starts import int32_sum
+from fbuf.samplers.chance import random_bits, shards
+from fbuf.samplers.index.start_index import Change, StartIndex
+from fbuf.samplers.index.starts import int32_sum
+from fbuf.samplers.protocol.conditions import Window
+from fbuf.samplers.protocol.planned import Plan
+from fbuf.samplers.protocol.sampler import Ask
 from fbuf.storage.ring import Ring, Span
 from fbuf.trees import bit_tree
 from fbuf.trees.bit_tree import BitTree
@@ -146,10 +147,10 @@ class SegmentPicks:
     bits: jax.Array
 
 
-def plan(counts: jax.Array, key: jax.Array, batch_size: int) -> Plan:
+def plan(counts: jax.Array, ask: Ask) -> Plan:
     """Draw segments of all shards, each alike; int32 `[S]` counts are those of the shards."""
-    first, bits = random_bits.bits(key, (2, 2, batch_size), counts)
-    shard, segment = shards.by_count(counts, key, first)
+    first, bits = random_bits.bits(ask.key, (2, 2, ask.batch_size), counts)
+    shard, segment = shards.by_count(counts, ask.key, first)
     return Plan(shard, SegmentPicks(segment, bits))
 
 

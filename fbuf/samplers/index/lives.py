@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 
-from fbuf.samplers import start_index, starts, versions
-from fbuf.samplers.conditions import Window
-from fbuf.samplers.start_index import Change, StartIndex
-from fbuf.samplers.versions import Versions
+from fbuf.samplers.index import start_index, starts, versions
+from fbuf.samplers.index.start_index import Change, StartIndex
+from fbuf.samplers.index.versions import Versions
+from fbuf.samplers.protocol.conditions import Window
 from fbuf.storage.ring import Ring, Span
 from fbuf.trees import bit_tree
 from fbuf.xla.rows import read_rows, write_rows

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fbuf.samplers.random_bits import high_word
+from fbuf.samplers.chance.random_bits import high_word
 
 _SHORT = 16
 """Bits of half a word."""

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fbuf.checks.renamed import OldName
-from fbuf.samplers.protocol import Draw, Index, Sampler, Scalar, Step
+from fbuf.samplers.protocol.sampler import Ask, Draw, Index, Sampler
 from fbuf.storage.ring import Ring
 
 
@@ -48,15 +48,7 @@ class QueueSampler(Sampler):
         """Return whether there is a row to read."""
         return (self.unread(index, ring) > 0).any()
 
-    def draw(
-        self,
-        index: Index,
-        ring: Ring,
-        key: jax.Array,
-        batch_size: int,
-        beta: Scalar,
-        step: Step | None,
-    ) -> Draw:
+    def draw(self, index: Index, ring: Ring, ask: Ask) -> Draw:
         """Refuse: nothing is left to chance."""
         raise ValueError(
             f"fbuf.sample: {type(self).__name__} draws no batches at random; read rows in their "

@@ -11,9 +11,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from fbuf.samplers import starts
-from fbuf.samplers.conditions import Window
-from fbuf.samplers.start_index import around
+from fbuf.samplers.index import starts
+from fbuf.samplers.index.start_index import around
+from fbuf.samplers.protocol.conditions import Window
 from fbuf.storage.ring import Ring, Span
 from fbuf.trees import bit_tree
 from fbuf.trees.bit_tree import BitTree

@@ -9,10 +9,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fbuf.samplers import random_bits, shards, starts
-from fbuf.samplers.conditions import Window
-from fbuf.samplers.planned import Plan
-from fbuf.samplers.starts import int32_sum
+from fbuf.samplers.chance import random_bits, shards
+from fbuf.samplers.index import starts
+from fbuf.samplers.index.starts import int32_sum
+from fbuf.samplers.protocol.conditions import Window
+from fbuf.samplers.protocol.planned import Plan
+from fbuf.samplers.protocol.sampler import Ask
 from fbuf.storage.ring import Ring, Span
 from fbuf.trees import bit_tree
 from fbuf.trees.bit_tree import BitTree
@@ -175,14 +177,14 @@ class StartPicks:
     bits: jax.Array | None
 
 
-def plan(index: StartIndex, ring: Ring, counts: jax.Array, key: jax.Array, batch_size: int) -> Plan:
+def plan(index: StartIndex, ring: Ring, counts: jax.Array, ask: Ask) -> Plan:
     """Draw starts of all shards, each alike; int32 `[S]` counts are those of the shards."""
     bits = None
     if _all_at_first(index, ring):
-        words = random_bits.bits(key, (2, batch_size))
+        words = random_bits.bits(ask.key, (2, ask.batch_size))
     else:
-        bits, words = random_bits.bits(key, (2, 2, batch_size))
-    shard, ranks = shards.by_count(counts, key, words)
+        bits, words = random_bits.bits(ask.key, (2, 2, ask.batch_size))
+    shard, ranks = shards.by_count(counts, ask.key, words)
     return Plan(shard, StartPicks(ranks, bits))
 
 

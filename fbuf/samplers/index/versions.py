@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf.samplers import start_index
-from fbuf.samplers.start_index import StartIndex
+from fbuf.samplers.index import start_index
+from fbuf.samplers.index.start_index import StartIndex
 from fbuf.storage.ring import Ring
 from fbuf.trees import bit_tree
 from fbuf.xla.rows import read_rows, write_rows

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fbuf.checks import values as check
-from fbuf.samplers.conditions import Window
-from fbuf.samplers.planned import PlannedSampler
+from fbuf.samplers.protocol.conditions import Window
+from fbuf.samplers.protocol.planned import PlannedSampler
 from fbuf.storage.ring import Ring
 
 

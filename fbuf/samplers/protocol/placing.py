@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import jax
 
-from fbuf.samplers.protocol import Index, Sampler, Scalar
+from fbuf.samplers.protocol.sampler import Given, Index, Sampler
 from fbuf.storage.ring import Ring
 
 
@@ -18,12 +18,7 @@ class PlacingSampler(Sampler):
 
     @abc.abstractmethod
     def place(
-        self,
-        index: Index,
-        ring: Ring,
-        mask: jax.Array,
-        priority: jax.Array | None,
-        alpha: Scalar,
+        self, index: Index, ring: Ring, mask: jax.Array, given: Given
     ) -> tuple[Index, jax.Array]:
         """Choose a slot for each new row, before the rows are written.
 
@@ -31,8 +26,7 @@ class PlacingSampler(Sampler):
             index: The index.
             ring: The ring, without the rows.
             mask: bool `[B]`; which rows are meant.
-            priority: As for `add`.
-            alpha: As for `add`.
+            given: The priorities that were given.
 
         Returns:
             The index, and int32 `[B]` slots, none twice; the capacity for a row that is not kept.

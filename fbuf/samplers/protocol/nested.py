@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fbuf.samplers.protocol import Index, Sampler
-from fbuf.samplers.wrapper import Wrapper
+from fbuf.samplers.protocol.sampler import Index, Sampler
+from fbuf.samplers.protocol.wrapper import Wrapper
 from fbuf.storage.ring import Ring
 
 

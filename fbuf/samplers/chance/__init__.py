@@ -1,0 +1,1 @@
+"""Random numbers, and what draws are made of: ranks, shares, weights."""

@@ -1,0 +1,1 @@
+"""The protocols of samplers: what `fbuf.ops` and `fbuf.mesh` ask of them."""
