@@ -13,56 +13,18 @@ from typing import Any
 
 import jax.export
 
+from fbuf._pytree import classes
 from fbuf.checkpoint import config, tree_json
-from fbuf.ops.sample_mixed import MixedSample
-from fbuf.pace import PaceCounter
-from fbuf.samplers.evict_lowest import EvictionIndex
-from fbuf.samplers.fifo import FifoIndex
-from fbuf.samplers.fresh_first import FreshIndex
-from fbuf.samplers.index.group_index import GroupIndex
-from fbuf.samplers.index.lives import Lives
-from fbuf.samplers.index.priority_index import PriorityIndex
-from fbuf.samplers.index.segments import Segments
-from fbuf.samplers.index.start_index import StartIndex, StartIndexByLane
-from fbuf.samplers.index.versions import Versions
-from fbuf.samplers.limited import LimitedIndex
-from fbuf.samplers.mixture import MixedIndex
 from fbuf.samplers.protocol.sampler import Sampler
-from fbuf.samplers.reservoir import ReservoirIndex
-from fbuf.samplers.uniform import UniformIndex
-from fbuf.state import Batch, Rollout, Sample, State
 from fbuf.storage import layout as layouts
-from fbuf.storage.episodes import Open
-from fbuf.storage.ids import Ids
 from fbuf.storage.layout import Layout
-from fbuf.storage.next_obs import NextObs
-from fbuf.storage.ring import Ring
-from fbuf.storage.store import Storage
-from fbuf.targets.results import Advantages, Targets
-from fbuf.trees.bit_tree import BitTree
-from fbuf.trees.sum_tree import Aggregate, SumTree
-from fbuf.views.hindsight import HindsightStep
-from fbuf.views.n_step import NStepTransition
-from fbuf.views.return_to_go import ReturnToGoStep
-from fbuf.views.sequence import SequenceSteps
-from fbuf.views.transition import TransitionStep
-from fbuf.views.window import WindowStep
-
-_CLASSES = (
-    *(State, Batch, Rollout, Sample, MixedSample, Ids, PaceCounter),
-    *(Storage, Ring, Open, NextObs),
-    *(UniformIndex, PriorityIndex, MixedIndex, FifoIndex, FreshIndex, GroupIndex),
-    *(LimitedIndex, Lives, Versions, ReservoirIndex, EvictionIndex),
-    *(StartIndex, StartIndexByLane, Segments, BitTree, SumTree),
-    *(SequenceSteps, TransitionStep, HindsightStep, NStepTransition, ReturnToGoStep, WindowStep),
-    *(Targets, Advantages),
-)
+from fbuf.trees.sum_tree import Aggregate
 
 
 @functools.cache
 def register() -> None:
     """Register all classes with `jax.export`. Later calls, as of a module reloaded, do nothing."""
-    for kind in _CLASSES:
+    for kind in classes:
         names = [field.name for field in dataclasses.fields(kind) if field.metadata.get("static")]
         jax.export.register_pytree_node_serialization(
             kind,

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fbuf._pytree import pytree
 from fbuf.checks import values as check
 
 _PARTS = 10_000
@@ -20,8 +21,7 @@ _LARGEST = 2**30
 """The most that the product of a ratio's parts, and what is owed, may be: exact in int32."""
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class PaceCounter:
     """The counter of `fbuf.Pace`: a pytree of three int32 scalars, for you to carry and to save.
 

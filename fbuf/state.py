@@ -9,6 +9,7 @@ import jax
 import jax.core
 import numpy as np
 
+from fbuf._pytree import pytree
 from fbuf.checks.uncompared import Uncompared
 from fbuf.samplers.protocol.sampler import Sampler
 from fbuf.storage import shown
@@ -18,8 +19,7 @@ from fbuf.storage.ring import Ring
 from fbuf.storage.store import Item, Storage
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+@pytree(eq=False, repr=False)
 class State(Uncompared, Generic[Item]):
     """A replay buffer: one immutable pytree, made by `fbuf.init`.
 
@@ -108,8 +108,7 @@ def _described(state: State[Any]) -> list[str]:
     return words
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
+@pytree(eq=False)
 class Batch(Uncompared, Generic[Item, ArrayT]):
     """Rows that were read by `fbuf.read` or `fbuf.rows`, in any order. `B` is the number of rows.
 
@@ -144,8 +143,7 @@ class Batch(Uncompared, Generic[Item, ArrayT]):
     """`[B]` bool: the episode was cut off after this row."""
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
+@pytree(eq=False)
 class Rollout(Batch[Item, ArrayT]):
     """Rows in the order of time, as read by `fbuf.rollout` and `fbuf.pop`: a `fbuf.Batch`.
 
@@ -174,8 +172,7 @@ class Rollout(Batch[Item, ArrayT]):
         return cls(batch.data, batch.ids, batch.mask, batch.terminated, batch.truncated)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
+@pytree(eq=False)
 class Sample(Batch[Item, ArrayT]):
     """A batch drawn by `fbuf.sample`. `B` is the batch size; shapes never depend on values.
 

@@ -6,13 +6,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from fbuf.dispatch import read_before_write
-from fbuf.mesh import per_device
 from fbuf.mesh.call import sharded_operation
 from fbuf.mesh.state import ShardedIds, ShardedState
-from fbuf.mesh.update_by_id import flat_ids, gathered
+from fbuf.mesh.update_by_id import answered
 from fbuf.ops.neighbours import Steps, around
 from fbuf.ops.neighbours import neighbours as plain_neighbours
 from fbuf.state import State
@@ -43,25 +40,12 @@ def neighbours(state: ShardedState[Any], ids: ShardedIds, steps: Steps) -> Shard
         >>> fbuf.sharded.neighbours(state, batch.ids, range(-1, 2)).slot.shape
         (4, 3)
     """
-    flat, shape = flat_ids("neighbours", state, ids)
 
-    def run(state: ShardedState[Any], ids: ShardedIds) -> ShardedIds:
-        every = gathered(state, ids)
+    def ask(shard: State[Any], own: Ids) -> tuple[jax.Array, jax.Array]:
+        found = around("sharded.neighbours", shard, own, steps)
+        return found.slot - NO_SLOT, found.generation
 
-        def one(mine: State[Any], number: jax.Array) -> Ids:
-            own = Ids(jnp.where(every.shard == number, every.slot, NO_SLOT), every.generation)
-            return around("sharded.neighbours", mine, own, steps)
-
-        found = per_device.in_shards(one, state, per_device.shard_numbers(state))
-        # All shards but one name no row, which then counts as 0.
-        slot, generation = (
-            lax.psum_scatter(leaf.sum(axis=0, dtype=jnp.int32), state.axis, tiled=True)
-            for leaf in (found.slot - NO_SLOT, found.generation)
-        )
-        slot = slot + NO_SLOT
-        return ShardedIds(jnp.where(slot == NO_SLOT, -1, ids.shard[:, None]), slot, generation)
-
-    specs = jax.tree.map(lambda _: state.spec, flat)
-    found = per_device.on_devices("neighbours", run, state, (flat,), (specs,), state.spec)
-    read_before_write.note_read(state, found.slot)
-    return jax.tree.map(lambda leaf: leaf.reshape(*shape, len(steps)), found)
+    slot, generation = answered("neighbours", state, ids, ask)
+    slot = slot + NO_SLOT
+    shard = jnp.where(slot == NO_SLOT, -1, jnp.asarray(ids.shard)[..., None])
+    return ShardedIds(shard, slot, generation)

@@ -16,7 +16,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from fbuf.checks import values as check
-from fbuf.dispatch import parse
+from fbuf.dispatch import parse, read_before_write
 from fbuf.mesh import per_device
 from fbuf.mesh.call import sharded_operation
 from fbuf.mesh.read_before_write import tied
@@ -196,6 +196,39 @@ def _changed(
 
     specs = (*jax.tree.map(lambda _: state.spec, args), PartitionSpec())
     return per_device.on_devices(function, run, state, (*args, of_all), specs, state.spec)
+
+
+def answered(
+    function: str, state: ShardedState[Any], ids: Any, ask: Callable[[State[Any], Ids], Any]
+) -> Any:
+    """Return what the shards know of the rows that ids name; it lies on the mesh as the ids do.
+
+    Args:
+        function: The called function, without its prefix.
+        state: The buffer.
+        ids: The ids.
+        ask: Returns int32 arrays `[B, ...]` of a shard and ids; 0 for ids that name no row there.
+    """
+    flat, shape = flat_ids(function, state, ids)
+
+    def run(state: ShardedState[Any], ids: ShardedIds) -> Any:
+        every = gathered(state, ids)
+
+        def one(mine: State[Any], number: jax.Array) -> Any:
+            own = Ids(jnp.where(every.shard == number, every.slot, NO_SLOT), every.generation)
+            return ask(mine, own)
+
+        found = per_device.in_shards(one, state, per_device.shard_numbers(state))
+        # All shards but one have 0.
+        together = lambda leaf: lax.psum_scatter(
+            leaf.sum(axis=0, dtype=jnp.int32), state.axis, tiled=True
+        )
+        return jax.tree.map(together, found)
+
+    specs = jax.tree.map(lambda _: state.spec, flat)
+    found = per_device.on_devices(function, run, state, (flat,), (specs,), state.spec)
+    read_before_write.note_read(state, jax.tree.leaves(found)[0])
+    return jax.tree.map(lambda leaf: leaf.reshape(*shape, *leaf.shape[1:]), found)
 
 
 def gathered(state: ShardedState[Any], tree: Any) -> Any:

@@ -5,18 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax import lax
 
-from fbuf.dispatch import read_before_write
-from fbuf.mesh import per_device
 from fbuf.mesh.call import sharded_operation
 from fbuf.mesh.state import ShardedIds, ShardedState
-from fbuf.mesh.update_by_id import flat_ids, gathered
+from fbuf.mesh.update_by_id import answered
 from fbuf.ops.uses import counted, with_uses
 from fbuf.ops.uses import uses as plain_uses
-from fbuf.state import State
-from fbuf.storage.ids import NO_SLOT, Ids
 
 
 @sharded_operation(plain_uses)
@@ -42,21 +36,5 @@ def uses(state: ShardedState[Any], ids: ShardedIds) -> jax.Array:
         >>> bool((fbuf.sharded.uses(state, batch.ids) > 0).all())
         True
     """
-    flat, shape = flat_ids("uses", state, ids)
     with_uses("sharded.uses", state.blocks)
-
-    def run(state: ShardedState[Any], ids: ShardedIds) -> jax.Array:
-        every = gathered(state, ids)
-
-        def one(mine: State[Any], number: jax.Array) -> jax.Array:
-            own = Ids(jnp.where(every.shard == number, every.slot, NO_SLOT), every.generation)
-            return counted(mine, own)
-
-        found = per_device.in_shards(one, state, per_device.shard_numbers(state))
-        # All shards but one count 0.
-        return lax.psum_scatter(found.sum(axis=0, dtype=jnp.int32), state.axis, tiled=True)
-
-    specs = jax.tree.map(lambda _: state.spec, flat)
-    found = per_device.on_devices("uses", run, state, (flat,), (specs,), state.spec)
-    read_before_write.note_read(state, found)
-    return found.reshape(shape)
+    return answered("uses", state, ids, counted)

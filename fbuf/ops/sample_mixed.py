@@ -11,6 +11,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from fbuf._pytree import pytree
 from fbuf.checks import values as check
 from fbuf.checks.uncompared import Uncompared
 from fbuf.dispatch.call import operation, require_state
@@ -24,8 +25,7 @@ from fbuf.views.item import Item as ItemView
 from fbuf.views.protocol import Data, View
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
+@pytree(eq=False)
 class MixedSample(Uncompared, Generic[Item]):
     """A batch drawn by `fbuf.sample_mixed`: the draws of the first buffer, then those of the next.
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fbuf._pytree import pytree
 from fbuf.checks import values as check
 from fbuf.samplers.index import priority_index, start_index, starts
 from fbuf.samplers.index.start_index import StartIndex
@@ -34,8 +35,7 @@ from fbuf.xla.tie import tie
 from fbuf.xla.varying import varying
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class EvictionIndex:
     """The priorities, and the slots of removed rows.
 

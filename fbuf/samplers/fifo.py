@@ -7,14 +7,14 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from fbuf._pytree import pytree
 from fbuf.checks import values as check
 from fbuf.samplers.protocol.queues import QueueSampler
 from fbuf.storage.faults import Fault, bits_where
 from fbuf.storage.ring import Ring, Span
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class FifoIndex:
     """The distance of the reader behind the writer.
 

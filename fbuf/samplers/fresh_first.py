@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fbuf._pytree import pytree
 from fbuf.checks import values as check
 from fbuf.samplers.chance import random_bits
 from fbuf.samplers.index import fresh_order, start_index, starts
@@ -27,8 +28,7 @@ _TURN = 3
 """The number folded into the key of a batch for the shard that comes first; see `shards`."""
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class FreshIndex:
     """The fresh starts, and the index of the sampler of all other draws.
 
@@ -45,8 +45,7 @@ class FreshIndex:
     lanes: int = dataclasses.field(metadata={"static": True})
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class FreshTotals:
     """The totals of a shard: its fresh starts, at most a batch of them; and those of the others."""
 
@@ -54,8 +53,7 @@ class FreshTotals:
     others: Any
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class FreshPicks:
     """Draws in one shard.
 

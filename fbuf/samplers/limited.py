@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fbuf._pytree import pytree
 from fbuf.checks import values as check
 from fbuf.samplers.chance import candidates
 from fbuf.samplers.chance.candidates import Taken
@@ -25,8 +26,7 @@ from fbuf.xla.duplicates import earlier_of_each, last_of_each
 from fbuf.xla.rows import read_rows
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class LimitedIndex:
     """The rows that may still be drawn, and the index of the sampler.
 
@@ -39,8 +39,7 @@ class LimitedIndex:
     others: Any
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class LimitedTotals:
     """The totals of a shard, and the candidates that a batch has taken.
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from fbuf._pytree import pytree
 from fbuf.checks import values as check
 from fbuf.samplers.chance import random_bits, shards, weights
 from fbuf.samplers.index import start_index
@@ -22,8 +23,7 @@ from fbuf.storage.ring import Ring, Span
 from fbuf.trees import sum_tree
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class MixedIndex:
     """The index of `Mixture`: the starts, and their priorities."""
 
@@ -31,8 +31,7 @@ class MixedIndex:
     priorities: PriorityIndex
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class MixedTotals:
     """The totals of a shard: of starts, of recent starts, and of priorities."""
 
@@ -41,8 +40,7 @@ class MixedTotals:
     priorities: PriorityTotals
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class MixedPicks:
     """Draws in one shard: the way of each, and its rank or picks in each way."""
 
@@ -52,8 +50,7 @@ class MixedPicks:
     by_priority: Any
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Odds:
     """The stored priorities of drawn rows, float32, and whether the rows are recent, bool."""
 

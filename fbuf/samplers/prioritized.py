@@ -10,6 +10,7 @@ import jax
 import jax.core
 import jax.numpy as jnp
 
+from fbuf._pytree import pytree
 from fbuf.checks import values as check
 from fbuf.samplers.chance import random_bits, shards, weights
 from fbuf.samplers.index import priority_index
@@ -27,8 +28,7 @@ from fbuf.xla.tie import tie
 _FLOAT32 = jnp.finfo(jnp.float32)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class PriorityTotals:
     """The totals of a shard.
 
@@ -44,8 +44,7 @@ class PriorityTotals:
     inverse: jax.Array | None
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class PriorityPicks:
     """Draws in one shard: a uniform number a level, float32 `[B]` each, and where they begin.
 

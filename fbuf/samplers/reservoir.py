@@ -7,6 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from fbuf._pytree import pytree
 from fbuf.checks import values as check
 from fbuf.samplers.chance import random_bits, shards, weights, wide
 from fbuf.samplers.chance.wide import Wide
@@ -20,8 +21,7 @@ from fbuf.storage.ring import Ring, Span
 from fbuf.xla.duplicates import last_of_each
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class ReservoirIndex:
     """The stored rows, and how many were added.
 
@@ -36,8 +36,7 @@ class ReservoirIndex:
     shard: jax.Array | None = None
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class ReservoirTotals:
     """The totals of a shard.
 

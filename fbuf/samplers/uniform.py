@@ -8,6 +8,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from fbuf._pytree import pytree
 from fbuf.checks import values as check
 from fbuf.samplers.chance import shards, weights
 from fbuf.samplers.index import segments, start_index
@@ -20,8 +21,7 @@ from fbuf.samplers.protocol.windows import WindowedSampler
 from fbuf.storage.ring import Ring, Span
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class UniformIndex:
     """The index of `Uniform`: starts; and their segments, None unless episodes are drawn."""
 
@@ -29,8 +29,7 @@ class UniformIndex:
     segments: Segments | None
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class UniformTotals:
     """The totals of a shard: starts; and segments, None unless episodes are drawn. int32."""
 

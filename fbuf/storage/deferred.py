@@ -12,12 +12,12 @@ from typing import Any, Generic
 
 import jax
 
+from fbuf._pytree import pytree
 from fbuf.storage.layout import Layout
 from fbuf.storage.store import Item
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class PendingWrite:
     """A write to carry out; a slot of `capacity` is left out.
 
@@ -34,8 +34,7 @@ class PendingWrite:
     source: jax.Array | None = None
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Comparison:
     """A comparison of new rows with the next observations of the rows before.
 
@@ -47,8 +46,7 @@ class Comparison:
     place: jax.Array
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class DeferredStorage(Generic[Item]):
     """The rows of a buffer that does not hold them itself.
 

@@ -6,13 +6,14 @@ the next row. The flags of the rows hold the rest.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+
+from fbuf._pytree import pytree
 
 Autoreset = Literal["same_step", "next_step", "disabled"]
 """The behaviour of an environment at the end of an episode, in Gymnasium's words.
@@ -26,8 +27,7 @@ Autoreset = Literal["same_step", "next_step", "disabled"]
 _MANY = 2**30
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Open:
     """The open episode of each lane.
 
@@ -42,8 +42,7 @@ class Open:
     resets: jax.Array
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class InEpisode:
     """The places of the rows of a chunk in their episodes; all `[steps, lanes]`.
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Generic
 
 import jax
 import jax.numpy as jnp
 from typing_extensions import TypeVar
 
+from fbuf._pytree import pytree
 from fbuf.checks.uncompared import Uncompared
 
 ArrayT = TypeVar("ArrayT", default=jax.Array)
@@ -18,8 +18,7 @@ NO_SLOT = -1
 """The slot of an id that names no row, as in the masked part of a sample."""
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
+@pytree(eq=False)
 class Ids(Uncompared, Generic[ArrayT]):
     """Names of rows: the slot, and the generation that tells a row from later rows in that slot.
 

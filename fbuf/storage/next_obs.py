@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from fbuf._pytree import pytree
 from fbuf.storage import store
 from fbuf.storage.deferred import DeferredStorage
 from fbuf.storage.faults import Fault, bits_where
@@ -44,8 +45,7 @@ _COMPARED = 256
 """Numbers of a larger leaf that are compared: whole images cost as much as storing them."""
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Where:
     """The places of the next observations of rows; all `[B]`.
 
@@ -64,8 +64,7 @@ class Where:
         return jax.tree.map(lambda *pair: select(self.aside, *pair), kept, following)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class NextObs:
     """The next observations of the newest rows and of the last rows of episodes.
 

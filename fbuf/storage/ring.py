@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from fbuf._pytree import pytree
 from fbuf.storage import episodes, tags
 from fbuf.storage.episodes import Autoreset, InEpisode, Open
 from fbuf.storage.ids import NO_SLOT, Ids, only
@@ -70,8 +71,7 @@ class Found(NamedTuple):
     foreign: jax.Array
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Span:
     """The slots that one add has written: with one head consecutive, around the end of the ring.
 
@@ -105,8 +105,7 @@ class Span:
     alpha: chex.Array | float | None = None
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Ring:
     """The places of all rows.
 

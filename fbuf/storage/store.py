@@ -22,6 +22,7 @@ import numpy as np
 from jax import lax
 from typing_extensions import TypeVar
 
+from fbuf._pytree import pytree
 from fbuf.storage import layout as layouts
 from fbuf.storage import wide_rows
 from fbuf.storage import words as words_of
@@ -36,8 +37,7 @@ _PART = 2**12
 """Rows that are packed at once, where there are many."""
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Storage(Generic[Item]):
     """The rows of a buffer.
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 
+from fbuf._pytree import pytree
 from fbuf.storage import shown
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Targets:
     """Targets of values, in the layout of the batch. No gradient flows through them.
 
@@ -39,8 +37,7 @@ class Targets:
     """bool: the steps to learn from."""
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Advantages:
     """Advantages of actions, and targets of values. No gradient flows through them.
 

@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fbuf._pytree import pytree
 from fbuf.trees.levels import FANOUT, rows_for
 from fbuf.xla.loop import (
     Numbers,
@@ -56,8 +57,7 @@ Row = list[jax.Array]
 """The `FANOUT` nodes of a row, all of the shape of a batch, or of a scalar."""
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class BitTree:
     """The bits and the counts of all levels in one array, so that one scatter writes them.
 

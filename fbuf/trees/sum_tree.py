@@ -41,6 +41,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fbuf._pytree import pytree
 from fbuf.storage.ring import Span
 from fbuf.trees import levels
 from fbuf.trees.levels import FANOUT, first_of, row_and_child, rows_for
@@ -69,8 +70,7 @@ class Aggregate(enum.Enum):
     """1 / the smallest value above 0."""
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class SumTree:
     """The levels of the tree, from the bottom up.
 

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fbuf._pytree import pytree
 from fbuf.state import Batch, State
 from fbuf.storage.ids import Ids, only
 from fbuf.storage.layout import Layout
@@ -19,8 +20,7 @@ from fbuf.views.stored import Stored
 from fbuf.xla.tie import tie
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Requested:
     """The data of a batch before its rows are read.
 

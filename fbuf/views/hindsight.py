@@ -9,6 +9,7 @@ from typing import Any, Generic
 import jax
 import jax.numpy as jnp
 
+from fbuf._pytree import pytree
 from fbuf.checks import values as check
 from fbuf.samplers.chance import random_bits
 from fbuf.storage import shown
@@ -23,8 +24,7 @@ from fbuf.views.reader import Reader
 from fbuf.views.requests import Wanted
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class HindsightStep(Generic[Item, ArrayT]):
     """The data of `fbuf.Hindsight`.
 

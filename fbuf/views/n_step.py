@@ -8,6 +8,7 @@ from typing import Any, Generic
 import jax
 import jax.numpy as jnp
 
+from fbuf._pytree import pytree
 from fbuf.checks import values as check
 from fbuf.samplers.chance import random_bits
 from fbuf.storage import shown
@@ -21,8 +22,7 @@ from fbuf.views.requests import Wanted
 from fbuf.views.steps import following
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class NStepTransition(Generic[Item, ArrayT]):
     """The data of `fbuf.NStep`: `reward + discount * value(next_observation)` is a target.
 

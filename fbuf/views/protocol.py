@@ -10,13 +10,13 @@ nothing else changes. `docs/know/extending.md` shows one.
 from __future__ import annotations
 
 import abc
-import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar, Generic
 
 import jax
 from typing_extensions import TypeVar
 
+from fbuf._pytree import pytree
 from fbuf.checks.listed import Listed
 from fbuf.checks.renamed import CurrentNames, OldName
 from fbuf.storage.layout import Layout
@@ -27,8 +27,7 @@ Data = TypeVar("Data", default=Any)
 """The data that a view makes of rows."""
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Request:
     """The request of a view for rows.
 
@@ -41,8 +40,7 @@ class Request:
     seen: Any = None
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Reading:
     """The result of a view for a batch of `B` slots.
 

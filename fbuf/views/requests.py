@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fbuf._pytree import pytree
 from fbuf.storage.next_obs import Where
 from fbuf.views.episode import CHUNK
 from fbuf.xla.varying import varying
@@ -50,8 +51,7 @@ class Wanted(abc.ABC):
         """Read the rows, in the form for the second half of a view."""
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class WantedRows(Wanted):
     """A request for leaves of the rows at slots; the view gets them in a tree.
 
@@ -70,8 +70,7 @@ class WantedRows(Wanted):
         return self.tree.unflatten(source.rows(self.slots, self.leaves))
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class NextObservations(Wanted):
     """A request for next observations; the view gets a tree like the observation, `[B, ...]`.
 
@@ -89,8 +88,7 @@ class NextObservations(Wanted):
         return self.where.either(kept, self.following.read(source))
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Ahead(Wanted):
     """A request for one leaf of a row and of any number of rows after it; gives a `Stretch`.
 

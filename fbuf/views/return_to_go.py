@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fbuf._pytree import pytree
 from fbuf.checks import values as check
 from fbuf.storage import shown
 from fbuf.storage.ids import ArrayT
@@ -21,8 +22,7 @@ from fbuf.views.protocol import Reading, Request, View
 from fbuf.views.reader import Reader
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class ReturnToGoStep(Generic[Item, ArrayT]):
     """The data of `fbuf.ReturnToGo`.
 

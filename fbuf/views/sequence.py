@@ -8,6 +8,7 @@ from typing import Any, Generic, Literal
 import jax
 import jax.numpy as jnp
 
+from fbuf._pytree import pytree
 from fbuf.checks import values as check
 from fbuf.storage import shown
 from fbuf.storage.ids import ArrayT
@@ -21,8 +22,7 @@ from fbuf.views.requests import Wanted
 from fbuf.views.steps import following
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class SequenceSteps(Generic[Item, ArrayT]):
     """The data of `fbuf.Sequence`. `T` is `burn_in + length + bootstrap`.
 

@@ -7,6 +7,7 @@ from typing import Any, Generic
 
 import jax
 
+from fbuf._pytree import pytree
 from fbuf.checks import values as check
 from fbuf.storage import shown
 from fbuf.storage.ids import ArrayT
@@ -16,8 +17,7 @@ from fbuf.views.protocol import Reading, Request, View
 from fbuf.views.reader import Reader
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class TransitionStep(Generic[Item, ArrayT]):
     """The data of `fbuf.Transition`.
 

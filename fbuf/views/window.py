@@ -9,6 +9,7 @@ from typing import Any, Generic, Literal
 import jax
 import jax.numpy as jnp
 
+from fbuf._pytree import pytree
 from fbuf.checks import values as check
 from fbuf.storage import shown
 from fbuf.storage.ids import ArrayT
@@ -24,8 +25,7 @@ Offsets = tuple[tuple[str, tuple[int, ...]], ...]
 """The name of each field, and its offsets."""
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class WindowStep(Generic[Item, ArrayT]):
     """The data of `fbuf.Window`.
 

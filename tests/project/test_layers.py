@@ -13,6 +13,7 @@ import fbuf
 PACKAGE = pathlib.Path(fbuf.__file__).parent
 LAYERS = (
     "_versions",
+    "_pytree",
     "runtime",
     "checks",
     "xla",

@@ -328,8 +328,7 @@ MUTANTS = [
     ),
     *of(
         "mesh/neighbours.py",
-        ("jnp.where(every.shard == number, every.slot, NO_SLOT)", "every.slot", "generation check", SPREAD),
-        ("jnp.where(slot == NO_SLOT, -1, ids.shard[:, None])", "ids.shard[:, None] + 0 * slot", "mask", SPREAD),
+        ("jnp.where(slot == NO_SLOT, -1, jnp.asarray(ids.shard)[..., None])", "jnp.asarray(ids.shard)[..., None] + 0 * slot", "mask", SPREAD),
         ("found.slot - NO_SLOT", "found.slot", "seam", SPREAD),
     ),
     *of(
@@ -726,7 +725,7 @@ MUTANTS = [
         ("(read_rows(self.owner, lane) == one_earlier)", "(self.owner[lane] == one_earlier)", "order", ("test_in_place.py", "row_alone")),
     ),
     *of(
-        "mesh/uses.py",
+        "mesh/update_by_id.py",
         ("jnp.where(every.shard == number, every.slot, NO_SLOT)", "every.slot", "seam", LIVES_OF_ALL),
     ),
     *of(

@@ -6,11 +6,10 @@ group has its bit in a last part, which no draw looks at: the row may get a grou
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 
+from fbuf._pytree import pytree
 from fbuf.samplers.index import starts
 from fbuf.samplers.index.start_index import around
 from fbuf.samplers.protocol.conditions import Window
@@ -25,8 +24,7 @@ _SMALL = 255
 """The most groups, that of the rows without one among them, that a uint8 tells apart."""
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class GroupIndex:
     """The groups of rows, and their starts.
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 
+from fbuf._pytree import pytree
 from fbuf.samplers.index import start_index, starts, versions
 from fbuf.samplers.index.start_index import Change, StartIndex
 from fbuf.samplers.index.versions import Versions
@@ -18,8 +19,7 @@ from fbuf.xla.rows import read_rows, write_rows
 from fbuf.xla.tie import tie
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Lives:
     """The rows that may still be drawn.
 

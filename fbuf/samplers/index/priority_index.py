@@ -11,6 +11,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from fbuf._pytree import pytree
 from fbuf.samplers.index import starts
 from fbuf.samplers.protocol.conditions import Window
 from fbuf.storage.ring import Ring, Span
@@ -20,8 +21,7 @@ from fbuf.xla.duplicates import last_of_each
 from fbuf.xla.tie import tie
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class PriorityIndex:
     """The tree of stored priorities.
 

@@ -15,6 +15,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from fbuf._pytree import pytree
 from fbuf.samplers.chance import random_bits, shards
 from fbuf.samplers.index.start_index import Change, StartIndex
 from fbuf.samplers.index.starts import int32_sum
@@ -28,8 +29,7 @@ from fbuf.xla.loop import zero_after
 from fbuf.xla.tie import once, tie
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Segments:
     """The first and the last start of every segment, lane by lane, and their number."""
 
@@ -138,8 +138,7 @@ def remove(
     )
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class SegmentPicks:
     """Draws of starts: the numbers of their segments, int32 `[B]`, and bits, uint32 `[2, B]`."""
 

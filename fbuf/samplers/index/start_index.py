@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fbuf._pytree import pytree
 from fbuf.samplers.chance import random_bits, shards
 from fbuf.samplers.index import starts
 from fbuf.samplers.index.starts import int32_sum
@@ -23,8 +24,7 @@ from fbuf.xla.platform import by_platform
 from fbuf.xla.tie import once, tie
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class StartIndex:
     """The starts, a bit for each slot, and their number.
 
@@ -49,16 +49,14 @@ class StartIndex:
         return self.bits
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class StartIndexByLane(StartIndex):
     """The same, where the bits of a lane lie side by side, and not those of a step."""
 
     by_lane: ClassVar[bool] = True
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Change:
     """The changes of starts by an add; all `[B]`, one for each written row.
 
@@ -162,8 +160,7 @@ def rank(index: StartIndex, slots: jax.Array) -> jax.Array:
     return slots if index.bits is None else bit_tree.rank(index.bits, slots)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class StartPicks:
     """Draws of starts in one shard: their ranks, and random bits `[2, B]` if a slot is drawn first.
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fbuf._pytree import pytree
 from fbuf.samplers.index import start_index
 from fbuf.samplers.index.start_index import StartIndex
 from fbuf.storage.ring import Ring
@@ -18,8 +19,7 @@ CHUNK = 1024
 """The rows that `oldest_stale` looks at."""
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Versions:
     """The versions of rows.
 

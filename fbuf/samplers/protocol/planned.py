@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import abc
-import dataclasses
 from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from fbuf._pytree import pytree
 from fbuf.samplers.protocol.sampler import Ask, Draw, Index, Sampler
 from fbuf.storage.ring import Ring
 from fbuf.xla.platform import computed
@@ -17,8 +17,7 @@ _MANY = 2**13
 """The least draws for which a GPU saves more time than one more kernel takes: see `computed`."""
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Plan:
     """The shard of each draw of a batch. `B` is the batch size.
 

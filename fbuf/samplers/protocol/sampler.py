@@ -9,7 +9,6 @@ have protocols of their own: `planned.py`, `queues.py` and `windows.py`.
 from __future__ import annotations
 
 import abc
-import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
@@ -17,6 +16,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from fbuf._pytree import pytree
 from fbuf.checks.listed import Listed
 from fbuf.checks.renamed import CurrentNames, OldArguments, OldName
 from fbuf.samplers.protocol.conditions import Window
@@ -72,8 +72,7 @@ class Origin(NamedTuple):
     slots: jax.Array
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Draw:
     """The draws of a batch. `B` is the batch size.
 
