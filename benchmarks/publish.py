@@ -5,11 +5,10 @@
 
 It needs nothing beside the files of a run of the benchmarks; `make bench` ends with it.
 
-Each report becomes a page in `docs/know/benchmarks/`, its picture beside it. The promises of all
-reports are together on the page `bars.md` there. `docs/know/benchmarks.md` is a summary: the
-README's tables, and a list of the reports. The README gets its tables between its marks, and so do
-the other pages named in `PAGES`. A report that is not there is left out. One of a quick run is
-never published in the repository.
+`docs/know/benchmarks.md` is a summary: the README's tables, and a list of the reports. The site has
+a page of each report, which `docs/links.py` adds. The README gets its tables between its marks, and
+so do the other pages named in `PAGES`. A report that is not there is left out. One of a quick run
+is never published in the repository.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import argparse
 import json
 import pathlib
 import re
-import shutil
 import sys
 import textwrap
 from collections.abc import Callable
@@ -76,9 +74,11 @@ REPORTS = (
     "learn_every_k",
 )
 """The order of the summary."""
-FOLDER = "know/benchmarks"
-"""The folder of the reports; the summary is the page of the same name."""
-PICTURE = "![Time of a step over the capacity and over the batch](benchmarks/compare.png)"
+SUMMARY = "know/benchmarks.md"
+"""The page of the summary."""
+RESULTS = "../../benchmarks/results"
+"""The folder of the reports, from there."""
+PICTURE = f"![Time of a step over the capacity and over the batch]({RESULTS}/compare.png)"
 """The picture of the summary."""
 GPU_PEERS = (gpu.FBUF, gpu.FLASHBAX, gpu.TORCHRL)
 HANDED = "batch handed to PyTorch"
@@ -138,80 +138,39 @@ PAGES: dict[str, dict[str, dict[str, Callable[[list[Record]], exchange_rounds.Ta
 INTRODUCTION = """\
 # Benchmarks
 
-`make bench` wrote this page, and those of the reports. Every report says which command made it, on
-which device, when, and with which versions. Where fbuf is slower than another library, the table
-says so. [Bars](benchmarks/bars.md) are what the project promises of itself, and some were missed.
+`make bench` wrote this page, and the reports. Every report says which command made it, on which
+device, when, and with which versions. Where fbuf is slower than another library, the table says so.
+Bars are what the project promises of itself, and some were missed: the reports say which.
 
 The compiled programs differ a little from process to process, so a difference of a few per cent
 says nothing.
 
 ## A few figures
 """
-BARS = """\
-# Bars
-
-These are the promises of the project, and whether each was held. [Benchmarks](../benchmarks.md)
-lists the reports.
-"""
 
 
-def report_parts(name: str, results: pathlib.Path) -> tuple[list[str], list[str]]:
-    """Return the lines of a report but for its bars, and the bars."""
-    report_lines, bars = [], []
-    in_bars = False
-    for line in (results / f"{name}.md").read_text().splitlines():
-        if line.startswith("#"):
-            in_bars = line == "## Bars"
-        if in_bars:
-            bars += [line] if line.startswith("- ") else []
-        else:
-            report_lines.append(line)
-    return report_lines, bars
-
-
-def report_page(name: str, lines: list[str], bars: list[str]) -> str:
-    """Return one report as a page, with a way back to the summary."""
-    about = f" Its [bars](bars.md#{anchor(lines[0])}) have a page of their own." if bars else ""
-    way_back = f"A report of [Benchmarks](../benchmarks.md).{about}"
-    return "\n".join([lines[0], "", way_back, *lines[1:]]).rstrip() + "\n"
-
-
-def anchor(heading: str) -> str:
-    """Return the anchor that a heading makes."""
-    return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
-
-
-def list_of(reports: dict[str, tuple[list[str], list[str]]], results: pathlib.Path) -> list[str]:
+def list_of(results: pathlib.Path) -> list[str]:
     """Return the table of the reports: title, device, date, and how many bars were held."""
     rows = []
-    for name, (lines, bars) in reports.items():
-        about: dict[str, Any] = json.loads((results / f"{name}.json").read_text())["about"]
-        promises = [line for line in (*bars, *lines) if PROMISE.match(line)]
+    for name in REPORTS:
+        if not (path := results / f"{name}.md").exists():
+            continue
+        lines = path.read_text().splitlines()
+        about: dict[str, Any] = json.loads(path.with_suffix(".json").read_text())["about"]
+        promises = [line for line in lines if PROMISE.match(line)]
         held = sum(": held" in line for line in promises)
-        title = f"[{lines[0].removeprefix('# ')}](benchmarks/{name}.md)"
+        title = f"[{lines[0].removeprefix('# ')}]({RESULTS}/{name}.md)"
         share = f"{held} of {len(promises)}" if promises else "-"
         rows.append([title, about.get("device", "CPU"), about["date"], share])
     return report.table(["report", "device", "date", "bars held"], rows)
 
 
-def write_pages(results: pathlib.Path, docs: pathlib.Path) -> None:
-    """Write the summary, the reports with their pictures, and the page of all bars."""
-    folder = docs / FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
-    names = [name for name in REPORTS if (results / f"{name}.md").exists()]
-    reports = {name: report_parts(name, results) for name in names}
-    all_bars = BARS.splitlines()
-    for name, (lines, bars) in reports.items():
-        (folder / f"{name}.md").write_text(report_page(name, lines, bars))
-        if (results / f"{name}.png").exists():
-            shutil.copyfile(results / f"{name}.png", folder / f"{name}.png")
-        if bars:
-            command = f"[The report]({name}.md)."
-            all_bars += ["", f"## {lines[0].removeprefix('# ')}", "", command, "", *bars]
-    (folder / "bars.md").write_text("\n".join(all_bars) + "\n")
+def write_summary(results: pathlib.Path, docs: pathlib.Path) -> None:
+    """Write the summary of all reports."""
     lines = [*INTRODUCTION.splitlines(), "", *about_figures(results), "", *summary(results), ""]
-    lines += [*gpu_summary(results), PICTURE, "", "## Reports", "", *list_of(reports, results)]
-    (docs / f"{FOLDER}.md").write_text("\n".join(lines) + "\n")
+    lines += [*gpu_summary(results), PICTURE, "", "## Reports", "", *list_of(results)]
+    (docs / SUMMARY).parent.mkdir(parents=True, exist_ok=True)
+    (docs / SUMMARY).write_text("\n".join(lines) + "\n")
 
 
 def records_of(name: str, results: pathlib.Path) -> list[Record]:
@@ -403,7 +362,7 @@ def main() -> None:
     if quick and not options.quick:
         sys.exit(f"not published, these are of quick runs: {', '.join(quick)}")
     to = results / "published" if options.quick else ROOT
-    write_pages(results, to / "docs")
+    write_summary(results, to / "docs")
     readme = between_marks((ROOT / "README.md").read_text(), readme_part(results))
     (to / "README.md").write_text(readme)
     for name, reports in PAGES.items():
@@ -413,7 +372,7 @@ def main() -> None:
                 text = with_tables(name, of, text, records)
         (to / "docs" / name).write_text(text)
     pages = ", ".join(f"docs/{name}" for name in PAGES)
-    print(f"wrote docs/{FOLDER}.md, its reports, and the figures of README.md, {pages} in {to}")
+    print(f"wrote docs/{SUMMARY}, and the figures of README.md, {pages} in {to}")
 
 
 if __name__ == "__main__":

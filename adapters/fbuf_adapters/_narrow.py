@@ -83,7 +83,7 @@ def _is_integer(dtype: np.dtype[Any]) -> bool:
 def _are_rounded(
     integers: np.ndarray[Any, Any], floats: np.ndarray[Any, Any]
 ) -> np.ndarray[Any, Any]:
-    """Tell which floats have other values than the integers that they were cast from."""
+    """Return a mask of the integers that the cast to float changed."""
     integers = integers if integers.dtype.kind in "iu" else integers.astype(np.int64)
     limits = np.iinfo(integers.dtype)
     wide = floats.astype(np.float64)

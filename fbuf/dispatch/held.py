@@ -1,4 +1,4 @@
-"""States from one call to the next: the arrays of a state, held beside it.
+"""Cache the flat arrays of a state on the state, so that a call need not flatten it.
 
 For every call JAX takes a state apart, and makes the state that it returns anew. From Python that
 costs 7 us a call, as much as many programs. So the compiled functions of `fbuf` take and return

@@ -124,7 +124,7 @@ class Rows:
         return data.view(field.dtype).reshape(slots.size, *field.shape)
 
     def apply(self, notes: Sequence[PendingWrite], rows: Leaves) -> None:
-        """Write what was noted; `rows` are those that the caller has."""
+        """Apply pending writes; `rows` are the new rows of this call."""
         for slots, source, leaves in writes(notes, rows, self.capacity):
             if source is None:
                 self.write(slots, leaves)

@@ -1,4 +1,4 @@
-"""A batch of a moment: drawn, and its rows taken, once."""
+"""Fetch the rows of a drawn batch once, in the first thread that asks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Taking:
         self._error: Exception | None = None
 
     def settle(self) -> None:
-        """Take them, if they have not been taken; what goes wrong is for whoever wants them."""
+        """Fetch the rows if nobody has; keep an exception for the caller who wants them."""
         with self._lock:
             if self._take is None:
                 return

@@ -47,7 +47,7 @@ class BatchDrawer(Protocol):
     def draw_ahead(
         self, source: Any, turn: Any, size: int, option: Any, context: Any
     ) -> tuple[Make, Any]:
-        """Return the same for a thread: its function returns another one, which takes the batch."""
+        """As `draw`, run by the prefetch thread; returns a function that hands the batch over."""
         ...
 
     def draw_several(

@@ -396,13 +396,13 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
     def _oldest(
         self, index: FreshIndex, ring: Ring, wanted: jax.Array, ranks: jax.Array
     ) -> jax.Array:
-        """Find fresh starts by their place, oldest first; where none is wanted, any slot."""
+        """Return the slots of fresh starts by rank, 0 the oldest; any slot if not `wanted`."""
         return fresh_order.oldest(index.fresh, ring, self._fresh_window, wanted, ranks)
 
     def _served(
         self, index: FreshIndex, ring: Ring, slots: jax.Array, served: jax.Array
     ) -> FreshIndex:
-        """Return the index once these fresh starts, none twice, were drawn."""
+        """Mark these distinct starts as drawn."""
         fresh = start_index.retire(index.fresh, ring, jnp.where(served, slots, ring.capacity))
         return dataclasses.replace(index, fresh=fresh)
 

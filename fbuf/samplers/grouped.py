@@ -130,7 +130,7 @@ class Grouped(WindowedSampler):
 
     @property
     def follows_episodes(self) -> bool:
-        """Whether the ring must know where in its episode each row is: always, to tell starts."""
+        """True: the ring must track each row's position in its episode, to tell starts."""
         return True
 
     @property

@@ -463,7 +463,7 @@ class Limited(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatibleVar
     def _still_allowed(
         self, index: LimitedIndex, slots: jax.Array, counted: jax.Array
     ) -> jax.Array:
-        """Return whether rows may be drawn one after another; `counted` are those that count."""
+        """Return a mask of draws within `max_uses`; earlier draws of a row in `counted` count."""
         allowed, uses = lives.may_be_drawn(index.lives, slots), index.lives.uses
         if uses is None or self.max_uses is None:
             return allowed
@@ -485,7 +485,7 @@ class Limited(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatibleVar
         return read_rows(index.lives.uses, slots) >= jnp.int32(self.max_uses)
 
     def _retired(self, index: LimitedIndex, ring: Ring, slots: jax.Array) -> LimitedIndex:
-        """Retire starts: int32 `[B]` slots, `capacity` for none; none twice, but some are none."""
+        """Retire starts: int32 `[B]` distinct slots; `capacity` marks an unused entry."""
         own, slots = lives.retire(index.lives, ring, slots)
         index = dataclasses.replace(index, lives=own)
         others = self.sampler.retire(index.others, self._seen(index, ring), slots)

@@ -21,7 +21,6 @@ from fbuf.command.main import main
 
 ROOT = pathlib.Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-REPORTS = DOCS / "know" / "benchmarks"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md")), ROOT / "adapters" / "README.md"]
 BLOCK = re.compile(
     r"(?:<!-- needs: ([\w, ]+) -->\n)?^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL
@@ -35,7 +34,7 @@ ALONE = (
     "know/design_in_place.md",
     "look_up/api.md",
 )
-"""Pages whose blocks, if any, are no programs; the reports of benchmarks have none, either."""
+"""Pages whose blocks, if any, are no programs."""
 SCRIPTS = ("know/processes.md",)
 """Pages whose blocks are programs of their own, which start processes."""
 RAY = {"RAY_ADDRESS": "local", "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
@@ -197,7 +196,7 @@ def test_benchmarks_of_a_page_are_published(page):
     named = set(re.findall(r"python -m benchmarks\.([\w.]+\w)", page.read_text()))
     made = (ROOT / "Makefile").read_text().split()
     published = (ROOT / "benchmarks" / "publish.py").read_text()
-    for name in named if REPORTS not in page.parents else ():
+    for name in named:
         assert name in made
         assert f'"{name.rpartition(".")[2]}"' in published
 
@@ -284,8 +283,6 @@ FIELD = re.compile(r"""["'](?:next_)?obs["']|\bobs:\w+:|--next-of obs\b""")
 def test_names_and_spelling_are_the_same_everywhere(page):
     text = page.read_text()
     assert not FIELD.findall(text), "fields are named observation and next_observation"
-    if REPORTS in page.parents:
-        return  # made of the output of programs
     prose = re.sub(r"^```.*?^```$|`[^`]*`", "", text, flags=re.MULTILINE | re.DOTALL)
     american = re.findall(r"\bprioritiz\w+|\bPrioritiz\w+ [a-z]+", prose)
     assert not american, f"{page.name}: {american}, and elsewhere prioritised"

@@ -72,7 +72,7 @@ def chunks(
     def put(block: Block, at: int, count: int) -> None:
         """Copy rows of a block behind the rows that are there."""
         part, to = slice(at, at + count), slice(filled, filled + count)
-        # Next observations are cast as the field is whose next values they are.
+        # Cast next observations by the rule of their own field.
         following = {observation + suffix: leaf for suffix, leaf in block.following.items()}
         sources = [
             (leaf, block.fields, name)

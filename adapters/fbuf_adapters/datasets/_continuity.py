@@ -83,7 +83,7 @@ def _rounding(left: Array, right: Array, rows: Array) -> Array:
     single = any(_share(array, "float32") == 1 for array in both)
     eps = float(jnp.finfo("float32" if single else "float64").eps)
     sizes = [np.abs(np.where(np.isfinite(array), array, 0).astype(np.float64)) for array in both]
-    # A number near 0 may be a difference of numbers of the usual size: the median, not a huge one.
+    # A value near 0 may be a difference of typical values: scale by the median, not an outlier.
     usual = np.median(sizes[1], axis=0)
     return 4 * eps * np.maximum(np.maximum(sizes[0][rows], sizes[1][rows]), usual)
 

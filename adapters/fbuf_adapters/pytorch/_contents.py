@@ -34,7 +34,8 @@ class Stored:
     Attributes:
         learned: The item.
         backend: The state.
-        blank: The fault of a state without rows. It names the state, and keeps no rows.
+        blank: The fault array of the empty state. As long as the state has this very array, no row
+            was added.
     """
 
     learned: Learned

@@ -112,7 +112,7 @@ def _read(
 
 
 def _as_tensors(found: list[tuple[fbuf.Batch[Any], int]]) -> tuple[Any, torch.Tensor]:
-    """Rows that were read, leaves `[B, ...]`, and of which there is one, bool `[B]`.
+    """Return the rows as tensors, leaves `[B, ...]`, and a mask of the rows that exist.
 
     Call it in the thread that uses the rows: the current stream of that thread waits for them.
     """

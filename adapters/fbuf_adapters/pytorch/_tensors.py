@@ -92,7 +92,7 @@ def captures_graph() -> bool:
 
 
 def check_no_capture(begins: str) -> None:
-    """Whether no CUDA graph is captured: its replays would not run JAX."""
+    """Refuse to go on while a CUDA graph is captured: its replays would not run JAX."""
     if captures_graph():
         raise InteropError(
             f"{begins} called while a CUDA graph is captured, and its replays would not run JAX; "

@@ -172,7 +172,7 @@ class Memory:
         truncated: Array,
         follows: Array | None = None,
     ) -> None:
-        """Stage a step of all environments; `follows` says where the step before leads to it."""
+        """Stage one step; `follows` marks the environments in which it continues the last one."""
         staging = self.staging
         if staging.steps and staging.steps % staging.room == 0:
             self.write()

@@ -1,4 +1,4 @@
-"""The lives of rows: which starts may still be drawn, how often each was, and of which version."""
+"""Which starts may still be drawn, with their draw counts and policy versions."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class Wrapper(Sampler):
 
     @property
     def follows_episodes(self) -> bool:
-        """Whether the ring must know where in its episode each row is: always, to tell starts."""
+        """True: the ring must track each row's position in its episode, to tell starts."""
         return True
 
     def inner(self, index: Index) -> Iterator[tuple[Sampler, Index]]:
