@@ -18,10 +18,7 @@ from fbuf.mesh.expire import expire
 from fbuf.mesh.init import init
 from fbuf.mesh.load import ShardedCheckpoint, load
 from fbuf.mesh.neighbours import neighbours
-from fbuf.mesh.reshard import reshard
-from fbuf.mesh.sample import sample
-from fbuf.mesh.save import save
-from fbuf.mesh.split import (
+from fbuf.mesh.per_shard import (
     after,
     can_sample,
     clear,
@@ -31,6 +28,9 @@ from fbuf.mesh.split import (
     specs,
     stats,
 )
+from fbuf.mesh.reshard import reshard
+from fbuf.mesh.sample import sample
+from fbuf.mesh.save import save
 from fbuf.mesh.state import ShardedIds, ShardedSample, ShardedState
 from fbuf.mesh.thin import thin
 from fbuf.mesh.update_by_id import remove, update_priority, write

@@ -64,7 +64,7 @@ class State(Uncompared, Generic[Item]):
     if not TYPE_CHECKING:  # there every name would do
 
         def __getattr__(self, name):
-            """Make the fields of a state that has its arrays alone; see `fbuf.dispatch.held`."""
+            """Make the fields of a state that has only its arrays; see `dispatch.flat_state`."""
             if "_held" not in self.__dict__ or name not in _FIELDS:
                 raise AttributeError(
                     f"'State' object has no attribute {name!r}", name=name, obj=self

@@ -33,7 +33,7 @@ from jax.tree_util import tree_leaves
 from fbuf.checks import not_arrays
 from fbuf.checks import values as check
 from fbuf.dispatch import gradients
-from fbuf.dispatch.held import Form, held, holding
+from fbuf.dispatch.flat_state import Form, held, holding
 from fbuf.dispatch.host_arrays import on_device, owned
 from fbuf.dispatch.intact import one_buffer
 from fbuf.dispatch.read_before_write import tied

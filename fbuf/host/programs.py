@@ -15,7 +15,7 @@ from jax import lax
 
 import fbuf
 from fbuf.dispatch import parse
-from fbuf.dispatch.held import Form, held
+from fbuf.dispatch.flat_state import Form, held
 from fbuf.host.checkpoint_rows import SavedRows
 from fbuf.host.row_arrays import Rows as HostRows
 from fbuf.ops.newest_ids import newest
@@ -70,7 +70,7 @@ def _zeros(specs: Any, known: Mapping[int, Any] = MappingProxyType({})) -> Any:
 class BatchPrograms:
     """The programs of batches of one kind: they draw, and they make a batch of taken rows.
 
-    They take and return arrays; see `fbuf.dispatch.held`.
+    They take and return arrays; see `fbuf.dispatch.flat_state`.
     """
 
     def __init__(self, form: Form, view: Any, batch_size: int) -> None:

@@ -11,8 +11,8 @@ from jax.sharding import PartitionSpec
 
 from fbuf.mesh import per_device
 from fbuf.mesh.call import sharded_operation
+from fbuf.mesh.per_shard import after
 from fbuf.mesh.sample import drawn, layout_of_batch, require_multiple
-from fbuf.mesh.split import after
 from fbuf.mesh.state import ShardedSample, ShardedState
 from fbuf.ops.draw import draw as plain_draw
 from fbuf.ops.draw import require_noting

@@ -20,10 +20,10 @@ from fbuf.checks.warn import warn
 from fbuf.dispatch import parse
 from fbuf.mesh.init import axis_of
 from fbuf.mesh.per_device import refuse_set_mesh
+from fbuf.mesh.per_shard import cut_episodes
 from fbuf.mesh.processes import agreed_tag, all_have, all_say, is_alone
 from fbuf.mesh.reshard import check_shards, latest_lap, regrouping
 from fbuf.mesh.shards import assembled, shards_here
-from fbuf.mesh.split import cut_episodes
 from fbuf.mesh.state import ShardedState
 from fbuf.ops import lost_next
 from fbuf.ops.init import init

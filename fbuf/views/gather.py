@@ -16,7 +16,7 @@ from fbuf.storage.masks import select
 from fbuf.storage.ring import TERMINATED, TRUNCATED
 from fbuf.views.protocol import Request, View
 from fbuf.views.reader import BatchPart, Reader
-from fbuf.views.stored import Stored
+from fbuf.views.row_reader import RowReader
 from fbuf.xla.tie import tie
 
 
@@ -61,7 +61,7 @@ def gather(
         part: Which draws of the batch these are; None if they are all, in order.
     """
     requested, flags = request_rows(state, slots, mask, view, key, part)
-    source = Stored(state)
+    source = RowReader(state)
     rows = {name: wanted.read(source) for name, wanted in requested.request.rows.items()}
     batch = build_batch(state.storage.layout, requested, rows, view, zeros)
     slot = tie(batch.ids.slot, *reads, *flags, *source.reads)

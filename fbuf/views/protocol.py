@@ -17,8 +17,8 @@ import jax
 from typing_extensions import TypeVar
 
 from fbuf._pytree import pytree
-from fbuf.checks.listed import Listed
-from fbuf.checks.renamed import CurrentNames, OldName
+from fbuf.compat.listed import Listed
+from fbuf.compat.renamed import CurrentNames, OldName
 from fbuf.storage.layout import Layout
 from fbuf.views.reader import Reader
 from fbuf.views.requests import Wanted

@@ -16,6 +16,7 @@ LAYERS = (
     "_pytree",
     "runtime",
     "checks",
+    "compat",
     "xla",
     "storage",
     "trees",

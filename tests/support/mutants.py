@@ -494,7 +494,7 @@ MUTANTS = [
         ("any(issubclass(of, int | float) for of in types)", "any(issubclass(of, float) for of in types)", "door", ("test_call.py", "misuse")),
     ),
     *of(
-        "dispatch/held.py",
+        "dispatch/flat_state.py",
         ("if structure == self.structure else", "if True else", "door", ("test_resize.py", "smaller")),
         ("donate_argnums=0 if donate else ()", "donate_argnums=()", "door", EAGER),
         ("self.programs.get((plain, donate))", "None", "door", ("test_held.py", "programs")),
@@ -1830,7 +1830,7 @@ MUTANTS = [
         ("    return state.ring.has_come_around() & ~", "    return (state.fault > 0) & ~", "mask", ("test_windows.py", "lost_their")),
     ),
     *of(
-        "mesh/split.py",
+        "mesh/per_shard.py",
         ("return _all_bits(state), full & ~can", "return _all_bits(state), full", "mask", ("test_windows.py", "lost_their")),
     ),
     *of(

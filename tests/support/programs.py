@@ -11,8 +11,8 @@ import numpy as np
 
 import fbuf
 from fbuf import sharded
-from fbuf.dispatch.held import held
-from fbuf.views.stored import Stored
+from fbuf.dispatch.flat_state import held
+from fbuf.views.row_reader import RowReader
 from fbuf.xla.program import Program, array_of
 from fbuf.xla.whole import written_whole
 
@@ -84,7 +84,7 @@ over_shards = SimpleNamespace(
 @functools.partial(jax.jit, static_argnums=0)
 def reading(view, state, slots, key):
     """Return the result of a view of slots."""
-    request, source = view.request(fbuf.views.Reader("view", state), slots, key), Stored(state)
+    request, source = view.request(fbuf.views.Reader("view", state), slots, key), RowReader(state)
     rows = {name: wanted.read(source) for name, wanted in request.rows.items()}
     return view.build(state.storage.layout, rows, request.seen)
 

@@ -15,7 +15,7 @@ from fbuf.adapter_api import require_free_space, warn
 from fbuf_adapters.datasets._errors import DatasetError, needed
 from fbuf_adapters.datasets._fields import NEXT, Array, named, under
 from fbuf_adapters.datasets._npz_members import is_native
-from fbuf_adapters.datasets._stored import Stored
+from fbuf_adapters.datasets._ordered_rows import OrderedRows
 
 _FIELDS = ("observation", "action", "reward")
 
@@ -71,7 +71,7 @@ def to_minari(state: Any, dataset_id: str, **about: Any) -> Any:
         raise DatasetError(
             f"{where}: dataset_id must end in a version, as name-v0 does, got {dataset_id!r}"
         )
-    stored = Stored(where, state)
+    stored = OrderedRows(where, state)
     leaves = named(stored.item)
     for field in _FIELDS:
         if not under(leaves, field):
@@ -114,7 +114,7 @@ def to_minari(state: Any, dataset_id: str, **about: Any) -> Any:
 
 
 def _buffers(
-    minari: Any, stored: Stored, starts: Array, ends: Array, last: dict[str, Array]
+    minari: Any, stored: OrderedRows, starts: Array, ends: Array, last: dict[str, Array]
 ) -> Iterator[Any]:
     """Yield each episode as Minari takes it, with its last observation."""
     tree, names = jax.tree.structure(stored.item), list(named(stored.item))

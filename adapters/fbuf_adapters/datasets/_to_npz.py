@@ -18,7 +18,7 @@ from fbuf_adapters.datasets._fields import Array, named, under
 from fbuf_adapters.datasets._flat import LAST
 from fbuf_adapters.datasets._from_npz import DTYPES, LAST_OF, LAST_ROW
 from fbuf_adapters.datasets._npz_members import begin, is_native
-from fbuf_adapters.datasets._stored import Stored
+from fbuf_adapters.datasets._ordered_rows import OrderedRows
 
 _OWN = ("terminated", "truncated", LAST_ROW, LAST_OF, DTYPES)
 
@@ -66,7 +66,7 @@ def to_npz(state: Any, path: str | os.PathLike[str]) -> None:
     """
     where = "to_npz"
     final = local_path(where, path)
-    stored = Stored(where, state)
+    stored = OrderedRows(where, state)
     rows = np.arange(len(stored.slots))
     if not len(rows):
         raise DatasetError(f"{where}: the buffer holds no rows")

@@ -28,7 +28,7 @@ from fbuf_adapters.pytorch._tensors import check_no_capture
 
 
 @dataclasses.dataclass(frozen=True)
-class Stored:
+class Backing:
     """The part of a buffer that exists once its item is known.
 
     Attributes:
@@ -71,7 +71,7 @@ class Contents:
         self.delivery = Delivery(spec)
         self.rebuild = self.delivery.rebuild
         self.seed = drawn_seed() if spec.seed is None else int(spec.seed)
-        self.stored: Stored | None = None
+        self.stored: Backing | None = None
         self.end_room = EndRoom(spec)
         self._lock = threading.RLock()
         self._process = os.getpid()
@@ -105,7 +105,7 @@ class Contents:
 
     def become(
         self,
-        stored: Stored | None,
+        stored: Backing | None,
         stream: TensorStream,
         seed: int,
         rebuild: list[_containers.Container],
@@ -189,7 +189,7 @@ class Contents:
                 "them; use the methods of the buffer, or save() it and fbuf.load() that"
             )
 
-    def made(self, function: str) -> Stored:
+    def made(self, function: str) -> Backing:
         """Return the rows of a buffer that is open and knows its item."""
         self.check_open(function)
         if self.stored is None:
@@ -209,7 +209,7 @@ class Contents:
             )
         return self.stored
 
-    def filled(self, function: str) -> Stored:
+    def filled(self, function: str) -> Backing:
         """Return the rows as `made` does, if there has been one."""
         stored = self.made(function)
         if stored.backend.stamp is stored.blank:
@@ -244,7 +244,7 @@ class Contents:
         backend.state = state
         self.end_room.forget()
 
-    def with_end_room(self, stored: Stored, flags: Mapping[str, Any], time_major: bool) -> Stored:
+    def with_end_room(self, stored: Backing, flags: Mapping[str, Any], time_major: bool) -> Backing:
         """Return rows with room for the ends that flags tell of; the lock is held."""
         room = self.end_room
         if not room.counts or room.fits(flags):
@@ -275,13 +275,13 @@ class Contents:
         buffer = self.spec.buffer
         return buffer.init(unknown_item(buffer.sampler), next_of=None, max_ends=None)
 
-    def make(self, learned: Learned, state: Any = None, written: bool = False) -> Stored:
+    def make(self, learned: Learned, state: Any = None, written: bool = False) -> Backing:
         """Return the rows of an item, in a loaded state or store, or in memory taken for them.
 
         `written` tells whether there has been a row.
         """
         backend = self.backend(learned.item, state)
-        return Stored(learned, backend, None if written else backend.fault)
+        return Backing(learned, backend, None if written else backend.fault)
 
     def backend(self, item: Any, state: Any = None) -> Backend:
         """Return the backend of a state or a store; None is an empty one."""
@@ -301,7 +301,7 @@ class Contents:
         store.contents.place(spec.jax_device)
         return HostBackend(store, self.calls)
 
-    def _of_store(self, store: HostStore[Any], item: Any) -> Stored:
+    def _of_store(self, store: HostStore[Any], item: Any) -> Backing:
         """Take over the rows of a store."""
         learned = learn(where("__init__"), store.item if item is None else item)
         wanted = jax.eval_shape(lambda: self.spec.buffer.init(learned.item))

@@ -22,7 +22,7 @@ from fbuf_adapters.pytorch import (
     _time_major,
 )
 from fbuf_adapters.pytorch._backend import Backend, Operation
-from fbuf_adapters.pytorch._contents import Contents, Stored
+from fbuf_adapters.pytorch._contents import Backing, Contents
 from fbuf_adapters.pytorch._error import convert
 from fbuf_adapters.pytorch._item import learn
 from fbuf_adapters.pytorch._sizes import Sizes
@@ -164,7 +164,7 @@ class Writer:
             following = _listed.side_by_side(where("extend"), "next_observation", following, axis)
         return batch, following
 
-    def _stored(self, function: str, name: str, items: Any, batch: bool) -> Stored:
+    def _stored(self, function: str, name: str, items: Any, batch: bool) -> Backing:
         """Return the rows that items are added to: the first items tell what an item is."""
         contents, lead = self._contents, batch + self._spec.lead
         if contents.stored is None:  # and it stays so, should this call fail
@@ -180,7 +180,7 @@ class Writer:
 
     def _as_stored(
         self,
-        stored: Stored,
+        stored: Backing,
         given: dict[str, Any],
         feed_all: _inputs.FeedAll,
         batch: bool,

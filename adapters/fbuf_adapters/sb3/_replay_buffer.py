@@ -17,6 +17,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 import fbuf
 from fbuf.adapter_api import BufferSpec, Sampler, View
 from fbuf_adapters.sb3 import _checks, _columns, _overrides, _pickles
+from fbuf_adapters.sb3._all_rows import AllRows, rows_of, stored
 from fbuf_adapters.sb3._batches import Batches, valid
 from fbuf_adapters.sb3._checks import WHERE
 from fbuf_adapters.sb3._columns import Array, Column, map_columns
@@ -24,7 +25,6 @@ from fbuf_adapters.sb3._drawing import Drawing, Fields
 from fbuf_adapters.sb3._frames import Frames, Stacked
 from fbuf_adapters.sb3._memory import Memory, device_of
 from fbuf_adapters.sb3._priorities import Priorities
-from fbuf_adapters.sb3._stored import Stored, rows_of, stored
 
 
 class ReplayBuffer(Priorities, buffers.ReplayBuffer):
@@ -427,7 +427,7 @@ class ReplayBuffer(Priorities, buffers.ReplayBuffer):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; refuse what would have no effect, such as new rows."""
-        if name in Stored._fields:
+        if name in AllRows._fields:
             raise AttributeError(
                 f"{WHERE}: {name} cannot be assigned, because stored rows do not change; add the "
                 "rows to a new buffer"
@@ -470,11 +470,11 @@ class ReplayBuffer(Priorities, buffers.ReplayBuffer):
 
         def __getattr__(self, name):
             """Return one of the arrays of all rows, such as `rewards`; see `Rows`."""
-            if name in Stored._fields:
+            if name in AllRows._fields:
                 return rows_of(self.memory, self._columns, name)
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
-    def stored(self) -> Stored:
+    def stored(self) -> AllRows:
         """Return all rows as read-only arrays `[buffer_size, n_envs, ...]`. O(N)."""
         return stored(self.memory, self._columns)
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from fbuf.checks.renamed import OldName
+from fbuf.compat.renamed import OldName
 from fbuf.samplers.protocol.sampler import Ask, Draw, Index, Sampler
 from fbuf.storage.ring import Ring
 

@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 
 from fbuf._pytree import pytree
-from fbuf.checks.listed import Listed
-from fbuf.checks.renamed import CurrentNames, OldArguments, OldName
+from fbuf.compat.listed import Listed
+from fbuf.compat.renamed import CurrentNames, OldArguments, OldName
 from fbuf.samplers.protocol.conditions import Window
 from fbuf.storage.ring import Ring, Span
 

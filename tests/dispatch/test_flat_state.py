@@ -13,7 +13,7 @@ import pytest
 from support import programs
 
 import fbuf
-from fbuf.dispatch.held import held
+from fbuf.dispatch.flat_state import held
 
 ITEM = {"x": jnp.zeros(3), "n": jnp.int32(0)}
 ROWS = {"x": jnp.arange(6.0).reshape(2, 3), "n": jnp.arange(2, dtype=jnp.int32)}

@@ -14,7 +14,7 @@ from fbuf_adapters.sb3._memory import Fields, Memory
 from fbuf_adapters.sb3._rows import FixedDict, Rows, refuse
 
 
-class Stored(NamedTuple):
+class AllRows(NamedTuple):
     """All rows: arrays `[buffer_size, n_envs, ...]`, 0 where none was written.
 
     They are copies, and read-only: a change of them would not reach the buffer.
@@ -36,7 +36,7 @@ _FIELDS = {"observations": "observation", "actions": "action", "rewards": "rewar
 
 
 def rows_of(memory: Memory, columns: Fields, name: str) -> Any:
-    """Return one of the arrays of `Stored` without reading it: a `Rows`, or a dict of them."""
+    """Return one of the arrays of `AllRows` without reading it: a `Rows`, or a dict of them."""
 
     def of(column: Any, path: tuple[str, ...]) -> Any:
         if isinstance(column, Column):
@@ -48,7 +48,7 @@ def rows_of(memory: Memory, columns: Fields, name: str) -> Any:
     return of(columns["actions" if name == "actions" else "observations"], ())
 
 
-def stored(memory: Memory, columns: Fields) -> Stored:
+def stored(memory: Memory, columns: Fields) -> AllRows:
     """Read all rows. O(N)."""
 
     def read(rows: Any) -> Any:
@@ -56,7 +56,7 @@ def stored(memory: Memory, columns: Fields) -> Stored:
             return np.asarray(rows)
         return {name: read(part) for name, part in rows.items()}
 
-    return Stored(*[read(rows_of(memory, columns, name)) for name in Stored._fields])
+    return AllRows(*[read(rows_of(memory, columns, name)) for name in AllRows._fields])
 
 
 class _Source(NamedTuple):
@@ -64,7 +64,7 @@ class _Source(NamedTuple):
 
     Attributes:
         memory: The rows.
-        name: A field of `Stored`.
+        name: A field of `AllRows`.
         path: The keys of a part of observations that are dicts.
         column: The form of a row.
     """

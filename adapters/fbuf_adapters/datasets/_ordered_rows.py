@@ -17,7 +17,7 @@ from fbuf_adapters.datasets._buffers import Buffer
 from fbuf_adapters.datasets._fields import NEXT, Array, named, under
 
 
-class Stored(Buffer):
+class OrderedRows(Buffer):
     """The rows of a buffer, without removed rows.
 
     Attributes:
@@ -75,7 +75,7 @@ class Stored(Buffer):
 
 
 def _kept(lane: Lane) -> tuple[Array, ...]:
-    """Return the rows of a lane that are not removed, as `Stored` has them."""
+    """Return the rows of a lane that are not removed, as `OrderedRows` has them."""
     flags, (first, last, whole, _) = lane.flags, lane.episodes
     gone, terminated = flags & REMOVED > 0, flags & TERMINATED > 0
     truncated = (flags & TRUNCATED > 0) | (np.append(gone[1:], True)[: len(gone)] & ~terminated)

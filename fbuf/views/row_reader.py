@@ -13,7 +13,7 @@ from fbuf.views.episode import CHUNK
 from fbuf.views.requests import Ahead
 
 
-class Stored:
+class RowReader:
     """Reads rows from the storage of a buffer, and keeps its reads.
 
     Attributes:

@@ -1,0 +1,1 @@
+"""Classes of users and of earlier versions: what they may define, and what `help` shows of them."""
