@@ -44,3 +44,24 @@ def test_the_oldest_programs_make_way(tmp_path):
     cache.bound(tmp_path, 250)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["3", "4"]
     cache.bound(tmp_path / "none", 250)
+
+
+LIST = r"((?:`[\w/.]+`(?:, )?)+)"
+WHERE = re.compile(rf"^\| {LIST} \| {LIST} \|$", re.MULTILINE)
+
+
+def test_the_map_of_tests_has_every_public_name_and_files_that_are_there():
+    tests = pathlib.Path(__file__).parents[1]
+    before, _, returned = (tests / "README.md").read_text().partition("Classes that are returned")
+    quoted = lambda text: re.findall(r"`([^`]+)`", text)
+    named: list[str] = []
+    for names, files in WHERE.findall(before):
+        named += quoted(names)
+        texts = [(tests / file).read_text() for file in quoted(files)]
+        for name in quoted(names):
+            assert any(re.search(rf"\b{name}\b", text) for text in texts), name
+    classes: list[str] = []
+    for names, by in WHERE.findall(returned):
+        classes += quoted(names)
+        assert set(quoted(by)) <= set(named)
+    assert sorted([*named, *classes]) == sorted({*fbuf.__all__, "sharded", "targets", "host"})

@@ -1540,7 +1540,7 @@ MUTANTS = [
         ("    if chunk.stands_in.any():\n", "    if False:\n", "next observations", ("test_minari.py", "stands_in")),
     ),
     *of(
-        f"{DATASETS}/_stored.py",
+        f"{DATASETS}/_ordered_rows.py",
         ("np.concatenate(known) & ~self.stands_in[rows]", "np.concatenate(known)", "next observations", ("test_minari.py", "stands_in")),
     ),
     *of(
@@ -1901,7 +1901,7 @@ MUTANTS = [
         ("        if name in _IN_PLACE:", "        if False:", "seam", ("test_rows.py", "refused")),
     ),
     *of(
-        f"{SB3}/_stored.py",
+        f"{SB3}/_all_rows.py",
         ("            found[~there] = 0", "            pass", "mask", ("test_rows.py", "not_written")),
         ("newest = steps == (memory.steps - 1) % memory.length", "newest = steps >= 0", "episode end", ("test_rows.py", "refused")),
     ),
