@@ -153,9 +153,7 @@ def _select_few(
     The nodes may be those of several trees, one behind the other. Then `first`, int32 `[B]`, is the
     node with which the tree of each slot begins.
     """
-    words = slots >> _WORD_SHIFT
-    if first is not None:
-        words = first + words
+    words = _behind(first, slots >> _WORD_SHIFT)
 
     def look(i: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         count, where, *wanted = carry
@@ -283,7 +281,7 @@ def _each_level(
     def gather(nodes: jax.Array, count: Any, first: Any, *carry: jax.Array) -> Numbers:
         for level in levels:
             number = jnp.minimum(row_of(*carry), level.size // FANOUT - 1)
-            at = level.start + number * FANOUT + (0 if first is None else first)
+            at = _behind(first, level.start + number * FANOUT)
             row = [gathered(nodes, at + child) for child in range(FANOUT)]
             carry = step(row, number, *carry)
         return carry
@@ -336,7 +334,7 @@ def _loop_over(
         (level,) = levels
         if _is_large(level):
             rows = jnp.minimum(row_of(*carry), level.size // FANOUT - 1)
-            at = level.start + rows * FANOUT + (0 if first is None else first)
+            at = _behind(first, level.start + rows * FANOUT)
             carry = (_fetched(nodes, at, carry[0]), *carry[1:])
         return over_batch(level.start, level.size, carry, zero_after(carry[0]))
     starts = jnp.array([level.start for level in levels], jnp.int32)
@@ -347,6 +345,11 @@ def _loop_over(
         return over_batch(starts[number], sizes[number], carry, zero)
 
     return lax.fori_loop(zero_after(carry[0]), len(levels), over_level, carry)
+
+
+def _behind(first: jax.Array | None, nodes: jax.Array) -> jax.Array:
+    """Return nodes of trees that begin with the nodes `first`, or with 0."""
+    return nodes if first is None else first + nodes
 
 
 def _fetched(nodes: jax.Array, at: jax.Array, batch: jax.Array) -> jax.Array:

@@ -864,7 +864,7 @@ MUTANTS = [
         ("jnp.where(at < child, -1, jnp", "jnp.where(at <= child, -1, jnp", "tree rounding", BITS),
         ("count + 1 - _bit(word, slot)", "count + 1", "tree rounding", BITS),
         ("own = own + jnp.broadcast_to(first, shape)", "pass", "seeds", SEVERAL_TREES),
-        ("words = first + words", "pass", "seeds", SEVERAL_TREES),
+        ("words = _behind(first, slots >> _WORD_SHIFT)", "words = slots >> _WORD_SHIFT", "seeds", SEVERAL_TREES),
         ("start = mine[-1] + start", "pass", "seeds", SEVERAL_TREES),
     ),
     *of(
