@@ -78,9 +78,8 @@ def remove(
     """
     if not state.ring.removable:
         raise ValueError(
-            "fbuf.remove: this buffer was made with removable=False, as those of "
-            "fbuf_adapters.flashbax are, so its rows stay; make one with "
-            "fbuf.init(..., removable=True)"
+            "fbuf.remove: this buffer was made with removable=False, so its rows stay; make one "
+            "with fbuf.init(..., removable=True)"
         )
     if episodes:
         refuse("remove(episodes=True)", state.sampler)

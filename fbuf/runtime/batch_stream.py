@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
+from fbuf.runtime.interrupts import raised_by_signal_handler
 from fbuf.runtime.thread import Task, Worker
 
 Make = Callable[[], Any]
@@ -171,7 +172,8 @@ class BatchStream(Generic[D]):
         """
         if threading.current_thread() is threading.main_thread():
             self._waited = False
-        if drawn is not None and (isinstance(error, Exception) or drawn.raised(error)):
+        has_failed = isinstance(error, Exception) and not raised_by_signal_handler(error)
+        if drawn is not None and (has_failed or drawn.raised(error)):
             with lock:
                 self.failed(drawn)
 

@@ -39,6 +39,8 @@ import itertools
 import signal
 import threading
 import time
+import traceback
+import types
 from collections.abc import Callable, Generator, Hashable, Iterator
 from typing import Any, TypeVar
 
@@ -51,6 +53,24 @@ T = TypeVar("T")
 _signal: Any = importlib.import_module("_signal")
 _SIGNALS = sorted(map(int, signal.valid_signals()))
 """All signals. Few of them have a handler in Python: Ctrl-C, preemption, a time limit."""
+
+
+def raised_by_signal_handler(error: BaseException) -> bool:
+    """Tell whether an exception comes out of a signal handler, as that of a time limit may.
+
+    A handler that has put another one in its place by then is not known.
+    """
+    handlers = [_code_of(handler) for number in _SIGNALS if (handler := _signal.getsignal(number))]
+    return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def _code_of(handler: Any) -> types.CodeType | None:
+    """Return the code that runs when a handler is called; None if there is none in Python."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    if not hasattr(handler, "__code__"):  # an object that can be called
+        handler = type(handler).__call__
+    return getattr(handler, "__code__", None)
 
 
 class _Later:

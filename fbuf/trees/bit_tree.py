@@ -183,7 +183,7 @@ def _(size: int, batched: list[Any], *given: Any) -> tuple[jax.Array, bool]:
     first, tree, *batch = given
     shape = size, batch[0].shape[-1]
     every = [jnp.broadcast_to(leaf, shape) for leaf in batch]
-    own = lax.broadcasted_iota(jnp.int32, shape, 0)
+    own = varying(lax.broadcasted_iota(jnp.int32, shape, 0), every[0])
     own = own * tree.nodes.shape[-1] if batched[1].nodes else jnp.zeros_like(own)
     if first is not None:
         own = own + jnp.broadcast_to(first, shape)

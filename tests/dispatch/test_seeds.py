@@ -280,3 +280,56 @@ def test_trees_of_several_buffers_are_written_and_drawn_from_as_each_alone(neste
             np.testing.assert_array_equal(a, b)
         if ranks[at][0] > 0:
             np.testing.assert_array_equal(first, alone[-1])
+
+
+SPREAD = (
+    SAMPLERS
+    | ASKING
+    | {
+        "uniform windows": fbuf.Uniform(window=3),
+        "uniform first steps": fbuf.Uniform(first_only=True),
+        "episodes": fbuf.Uniform(window=2, by="episode"),
+    }
+)
+
+
+def drawing(sampler, add, sample, init):
+    """Return a few steps of one seed, as a function of the seed."""
+
+    def train(seed):
+        state = init({"x": jnp.float32(0)}, 64, num_envs=4, sampler=sampler)
+        for number in range(5):
+            rows = {"x": jnp.arange(4.0) + 10 * number + 100 * seed.astype(jnp.float32)}
+            state = add(state, rows, terminated=jnp.arange(4) == (number + seed) % 4)
+        return sample(state, jax.random.key(seed))
+
+    return train
+
+
+@pytest.mark.parametrize("name", few(SPREAD, "uniform windows", "prioritized", "windows"))
+def test_seeds_over_devices_draw_what_each_draws_alone(name):
+    """`shard_map` around `vmap`: for JAX, what is made inside does not differ by itself."""
+    sampler = SPREAD[name]
+    count = {"step": 0} if sampler.without_replacement else {}
+
+    def sample(state, key):
+        if sampler.notes_draws:
+            return fbuf.draw(state, key, 8)[1].data["x"]
+        return fbuf.sample(state, key, 8, **count).data["x"]
+
+    train = drawing(sampler, fbuf.add, sample, fbuf.init)
+    mesh = jax.make_mesh((1,), ("seeds",), axis_types=(jax.sharding.AxisType.Auto,))
+    along = jax.sharding.PartitionSpec("seeds")
+    over = jax.shard_map(jax.vmap(train), mesh=mesh, in_specs=along, out_specs=along)
+    found = jax.jit(over)(jnp.arange(3))
+    np.testing.assert_array_equal(found, [jax.jit(train)(seed) for seed in jnp.arange(3)])
+
+
+@pytest.mark.parametrize("window", [1, 3])
+def test_seeds_whose_buffers_lie_over_a_mesh_draw_what_each_draws_alone(window):
+    mesh = jax.make_mesh((1,), ("data",))
+    init = lambda *given, **more: fbuf.sharded.init(*given, mesh=mesh, shards=2, **more)
+    sample = lambda state, key: fbuf.sharded.sample(state, key, 8).data["x"]
+    train = drawing(fbuf.Uniform(window=window), fbuf.sharded.add, sample, init)
+    found = jax.jit(jax.vmap(train))(jnp.arange(3))
+    np.testing.assert_array_equal(found, [jax.jit(train)(seed) for seed in jnp.arange(3)])

@@ -866,6 +866,7 @@ MUTANTS = [
         ("own = own + jnp.broadcast_to(first, shape)", "pass", "seeds", SEVERAL_TREES),
         ("words = _behind(first, slots >> _WORD_SHIFT)", "words = slots >> _WORD_SHIFT", "seeds", SEVERAL_TREES),
         ("start = mine[-1] + start", "pass", "seeds", SEVERAL_TREES),
+        ("own = varying(lax.broadcasted_iota(jnp.int32, shape, 0), every[0])", "own = lax.broadcasted_iota(jnp.int32, shape, 0)", "seeds", ("test_seeds.py", "over_devices")),
     ),
     *of(
         "trees/running_sums.py",

@@ -201,7 +201,8 @@ class Backend:
         program = self.program("draw", functools.partial(BatchProgram, recipe, self._calls))
         self._make_pending(but=0 if _dtypes.x64() else 1)
         for change in self._pending[:1]:
-            after = program.after(change.function)
+            both = "change and draw", change.function
+            after = self.program(both, lambda _, change=change: program.after(change.function))
             call = functools.partial(after, change.given, asked.arguments, **asked.static)
             found: list[Any] = []
             run = map(found.append, map(call, self._leaves_for(change)))

@@ -382,3 +382,60 @@ def test_two_exceptions_one_after_the_other_leave_no_lock(line, monkeypatch):
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, late)
+
+
+class TimeUpError(Exception):
+    """The exception of a time limit, as a handler of a user's raises it."""
+
+
+def time_up(*_):
+    raise TimeUpError
+
+
+class Limit:
+    """A handler that is an object, as those of libraries are."""
+
+    def __call__(self, *_):
+        raise TimeUpError
+
+    def method(self, *_):
+        raise TimeUpError
+
+
+HANDLERS = {
+    "function": time_up,
+    "method": Limit().method,
+    "object": Limit(),
+    "partial": functools.partial(time_up, None),
+}
+
+
+@pytest.mark.parametrize("kind", HANDLERS)
+def test_no_batch_is_lost_by_a_handler_that_raises_an_ordinary_exception(kind):
+    """A transform that fails loses its batch; a time limit that comes while it runs does not."""
+    armed, broken = [True], [False]
+
+    def transform(batch):
+        if armed:
+            armed.clear()
+            signal.raise_signal(signal.SIGALRM)
+        if broken[0]:
+            raise TimeUpError
+        return batch
+
+    buffers = [ReplayBuffer(64, batch_size=4, seed=0, transform=f) for f in (transform, None)]
+    for buffer in buffers:
+        buffer.extend({"x": torch.arange(50.0)})
+    buffer, expected = buffers[0], [buffers[1].sample().data["x"] for _ in range(4)]
+    before = signal.signal(signal.SIGALRM, HANDLERS[kind])
+    try:
+        with pytest.raises(TimeUpError):
+            buffer.sample()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert torch.equal(buffer.sample().data["x"], expected[0])
+    broken[0] = True
+    with pytest.raises(TimeUpError):
+        buffer.sample()
+    broken[0] = False
+    assert torch.equal(buffer.sample().data["x"], expected[2])
