@@ -22,16 +22,8 @@ import textwrap
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks import compare, host, report, sb3, sharded, slices
-from benchmarks.evidence import (
-    exchange_rounds,
-    flat_in_capacity,
-    fronts_brax,
-    gpu_calls,
-    large,
-    lerobot,
-    sb3_learning,
-)
+from benchmarks import compare, host, report, slices
+from benchmarks.evidence import exchange_rounds, gpu_calls
 from benchmarks.evidence import gpu_speed_tables as gpu
 from benchmarks.harness import ROOT, Record
 from benchmarks.report import Find
@@ -97,31 +89,7 @@ LONG = (
 )
 """Rows of the summary that the README leaves out."""
 PAGES: dict[str, dict[str, dict[str, Callable[[list[Record]], exchange_rounds.Table]]]] = {
-    "know/scale_costs.md": {
-        "exchange_rounds": {
-            "rounds": exchange_rounds.skew_table,
-            "cost": exchange_rounds.cost_table,
-            "sizes": lambda records: exchange_rounds.rule_table(
-                [record for record in records if record.get("rows") == exchange_rounds.USUAL]
-            ),
-            "told": exchange_rounds.told_table,
-            "memory": exchange_rounds.memory_table,
-        },
-        "sharded": {
-            "calls": sharded.scaling_table,
-            "collectives": sharded.alone_table,
-            "shards": sharded.shards_table,
-            "bytes": sharded.bytes_table,
-            "copies": sharded.memory_table,
-        },
-    },
-    "know/coming_from_stable_baselines3.md": {
-        "sb3": {"calls": sb3.call_table, "bytes": sb3.byte_table},
-        "sb3_learning": {"returns": sb3_learning.return_table},
-    },
-    "know/coming_from_brax.md": {
-        "fronts_brax": {"steps": fronts_brax.time_table, "returns": fronts_brax.return_table}
-    },
+    "know/scale_costs.md": {"exchange_rounds": {"told": exchange_rounds.told_table}},
     "know/host.md": {
         "host": {
             "memory": host.bytes_table,
@@ -130,9 +98,6 @@ PAGES: dict[str, dict[str, dict[str, Callable[[list[Record]], exchange_rounds.Ta
             "mapped": host.mapped_table,
         }
     },
-    "know/datasets_of_robots.md": {"lerobot": {"batches": lerobot.batch_table}},
-    "know/sampling.md": {"flat_in_capacity": {"flat": flat_in_capacity.time_table}},
-    "know/thousands_of_environments.md": {"large": {"step": large.step_table}},
 }
 """The tables of pages of the docs, by the report: each between marks of its name."""
 INTRODUCTION = """\

@@ -58,8 +58,6 @@ SETTINGS = (
     (1000, 1000, 256),
 )
 """Devices, shards, and rows of the batch on each device."""
-USUAL = 256
-"""Rows that are of most interest."""
 OF_HOST = 8
 """Devices of a host."""
 SKEWS = ("equal", "±20 %", "one has half", "Zipf", "half are empty")

@@ -52,7 +52,7 @@ class Routes(NamedTuple):
 def bucket_size(part: float, most: int, buckets: int) -> int:
     """Return the room of a bucket, with which a batch rarely takes two rounds.
 
-    The page `docs/know/scale_costs.md` has the rounds of this size, and of other sizes.
+    The report `benchmarks/results/exchange_rounds.md` has the rounds of this size, and of others.
 
     Args:
         part: The average number of rows in a bucket, if all shards have as much to draw from.

@@ -3,7 +3,7 @@
 XLA writes an array in place only if it can see that every read of the old content comes first. XLA
 sees the order where the written value depends on the read one. Elsewhere XLA copies the whole
 array, to be safe. The function `tie` makes a value depend on reads, through a condition that never
-holds, which XLA does not know. The page `docs/know/design_in_place.md` says where it is used. The
+holds, which XLA does not know. The page `docs/know/design.md` says where it is used. The
 script `benchmarks/evidence/order.py` measures it.
 """
 

@@ -30,8 +30,6 @@ ROOT_URL = "https://github.com/fbuf/fbuf/blob/main/"
 ALONE = (
     "know/benchmarks.md",
     "know/design.md",
-    "know/design_around.md",
-    "know/design_in_place.md",
     "look_up/api.md",
 )
 """Pages whose blocks, if any, are no programs."""
