@@ -1,14 +1,15 @@
 """Four seeds by `vmap`, beside four times one.
 
-    python -m benchmarks.evidence.seeds            about 4 minutes on 2 cores
+    python -m benchmarks.evidence.seeds            about 6 minutes on 2 cores
     python -m benchmarks.evidence.seeds --quick    a few seconds
 
 It needs JAX alone.
 
 A step in `lax.scan` adds 16 rows of 16 environments, and draws a batch of 256. It draws rows, or
-windows of 4 steps, or rows by priority. Then it updates the priorities of the batch. "Under cond"
-draws at one step of four, in a branch of `lax.cond`. The buffers are full. One seed and four take
-turns, round by round. "One core": the process may use one core, so XLA has no second thread.
+windows of 4 steps, or rows by priority, and then updates their priorities. Episodes have 8 steps or
+no end. With ends, three of eight rows begin no window. "Under cond" draws at one step of four, in a
+branch of `lax.cond`. The buffers are full. One seed and four take turns, round by round. With "one
+core" the process may use one core, so XLA has no second thread.
 
 Figures are medians over processes of medians over rounds.
 """
@@ -33,11 +34,14 @@ ITEM = {
     "action": jax.ShapeDtypeStruct((), "int32"),
     "reward": jax.ShapeDtypeStruct((), "float32"),
 }
+ROWS, WINDOWS, SHORT, PRIORITIES = "rows", "windows", "windows, short episodes", "priorities"
 SAMPLERS: dict[str, fbuf.samplers.Sampler] = {
-    "rows": fbuf.Uniform(),
-    "windows": fbuf.Uniform(window=LENGTH),
-    "priorities": fbuf.Prioritized(),
+    ROWS: fbuf.Uniform(),
+    WINDOWS: fbuf.Uniform(window=LENGTH),
+    SHORT: fbuf.Uniform(window=LENGTH),
+    PRIORITIES: fbuf.Prioritized(),
 }
+EPISODE = 8
 FORMS = EVERY_STEP, UNDER_COND = "every step", "under cond"
 TURNS, MOST = 500, 1.2
 
@@ -57,12 +61,19 @@ def rows_of(number: jax.Array) -> Any:
 def learn(name: str, carry: Carry, key: jax.Array) -> Carry:
     """Draw a batch, look at all of it, and update priorities."""
     state, seen = carry
-    view = fbuf.Sequence(LENGTH) if name == "windows" else fbuf.Item()
+    in_windows = name in (WINDOWS, SHORT)
+    view = fbuf.Sequence(LENGTH) if in_windows else fbuf.Item()
     batch = fbuf.sample(state, key, BATCH, view=view)
-    data: Any = batch.data.item if name == "windows" else batch.data
-    if name == "priorities":
+    data: Any = batch.data.item if in_windows else batch.data
+    if name == PRIORITIES:
         state = fbuf.update_priority(state, batch.ids, data["reward"] + 0.1)
     return state, seen + data["observation"].sum() + data["reward"].sum() + batch.weight.sum()
+
+
+def added(name: str, state: fbuf.State[Any], number: jax.Array) -> fbuf.State[Any]:
+    """Add the rows of a step; the environments do not end together."""
+    ends = (jnp.arange(ADDED) + number) % EPISODE == 0 if name == SHORT else None
+    return fbuf.add(state, rows_of(number), terminated=ends)
 
 
 def program(name: str, form: str) -> Any:
@@ -70,7 +81,7 @@ def program(name: str, form: str) -> Any:
 
     def step(carry: Carry, given: Any) -> tuple[Carry, None]:
         number, key = given
-        carry = fbuf.add(carry[0], rows_of(number)), carry[1]
+        carry = added(name, carry[0], number), carry[1]
         if form == EVERY_STEP:
             return learn(name, carry, key), None
         # A condition on the size would be one of each seed: the states come from outside.
@@ -87,7 +98,7 @@ def program(name: str, form: str) -> Any:
 def full(name: str, n: int, _: jax.Array) -> Carry:
     """Return a full buffer, and a sum."""
     state = fbuf.init(ITEM, n, num_envs=ADDED, sampler=SAMPLERS[name])
-    fill = lambda number, state: fbuf.add(state, rows_of(number))
+    fill = lambda number, state: added(name, state, number)
     return jax.lax.fori_loop(0, n // ADDED + 3, fill, state), jnp.float32(0)
 
 
