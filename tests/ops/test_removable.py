@@ -9,6 +9,7 @@ import pytest
 
 import fbuf
 from fbuf import sharded
+from fbuf.samplers.index import start_index
 
 ENVS, STEPS, BATCH = 3, 2, 8
 ITEM = {"x": jnp.zeros(2), "version": jnp.int32(0), "group": jnp.int32(0)}
@@ -205,3 +206,11 @@ def test_windows_count_removed_rows_in_any_case():
     """On CPU an add of windows is faster with the read of the flags."""
     assert made(fbuf.Prioritized(window=2), False).ring.removed is not None
     assert made(fbuf.Prioritized(), False).ring.removed is None
+
+
+def test_a_slot_without_a_row_is_no_start_where_there_are_no_bits():
+    state = fbuf.init({"x": 0.0}, 8, removable=False)
+    state = fbuf.add(state, {"x": jnp.ones(3)})
+    assert state.index.starts.bits is None
+    found = start_index.is_start(state.index.starts, state.ring, jnp.arange(8, dtype=jnp.int32))
+    assert found.tolist() == [True] * 3 + [False] * 5
