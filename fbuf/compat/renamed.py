@@ -82,7 +82,7 @@ class CurrentNames:
         """Return a new object, or raise `TypeError` for an old name or old arguments."""
         for name, arguments in cls.old_arguments.items():
             method = getattr(cls, name, None)
-            is_ours = getattr(method, "__module__", "").startswith("fbuf.")
+            is_ours = (getattr(method, "__module__", None) or "").startswith("fbuf.")
             if not is_ours and arguments.are_in_use(method):
                 raise TypeError(
                     f"fbuf: {cls.__name__}.{name} takes the arguments of an earlier version; it is "
