@@ -14,6 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from fbuf.xla.varying import varying
+
 
 class Fault(enum.IntFlag):
     """The bits of `State.fault`. Once set, a bit stays until `fbuf.clear`.
@@ -104,8 +106,9 @@ def collected(fault: jax.Array, bits: jax.Array) -> jax.Array:
     """The sticky bits, and all those of `[B]` entries. uint32 scalar."""
     if bits.shape[0] == 1:
         return fault | bits[0]  # a reduction over one entry XLA leaves out, and its start with it
-    # Starting from the sticky bits it is one kernel; vmap does not take such a start.
-    return lax.reduce(bits, fault, lax.bitwise_or, (0,))
+    # Starting from the sticky bits it is one kernel; vmap does not take such a start. For JAX the
+    # result varies over a mesh as the entries do, which may come from a sampler as constants.
+    return lax.reduce(varying(bits, fault), fault, lax.bitwise_or, (0,))
 
 
 @collected.def_vmap
