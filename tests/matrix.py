@@ -203,7 +203,7 @@ def step_times(python: str, tree: pathlib.Path, **environment: str) -> Times:
         text=True,
         check=True,
     )
-    lines = [line.split() for line in done.stdout.splitlines()]
+    lines = [line.rsplit(maxsplit=2) for line in done.stdout.splitlines()]
     return {operation: (float(small), float(large)) for operation, small, large in lines}
 
 
