@@ -198,7 +198,7 @@ MUTANTS = [
     *of(
         "storage/faults.py",
         ("return fault | bits[0]", "return bits[0]", "fault bit", FAULTS),
-        ("lax.reduce(bits, fault,", "lax.reduce(bits, np.uint32(0),", "fault bit", FLAT),
+        ("return lax.reduce(varying(bits, fault), fault,", "return lax.reduce(varying(bits, fault), np.uint32(0),", "fault bit", FLAT),
         ("return faults | lax.reduce(rows", "return lax.reduce(rows", "fault bit", ("test_errors.py", "vmap")),
     ),
     *of(
