@@ -14,6 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from fbuf.xla.loop import in_room
+from fbuf.xla.platform import by_platform
 from fbuf.xla.varying import varying
 
 
@@ -115,4 +117,7 @@ def collected(fault: jax.Array, bits: jax.Array) -> jax.Array:
 def _(size: int, batched: list[bool], fault: jax.Array, bits: jax.Array) -> tuple[jax.Array, bool]:
     faults = fault if batched[0] else jnp.broadcast_to(fault, (size,))
     rows = bits if batched[1] else jnp.broadcast_to(bits, (size, *bits.shape))
-    return faults | lax.reduce(rows, np.uint32(0), lax.bitwise_or, (1,)), True
+    joined = lambda rows: lax.reduce(rows, np.uint32(0), lax.bitwise_or, (1,))
+    in_a_thread = lambda rows, faults: joined(in_room(rows, faults, 1))  # no second one is woken
+    made = by_platform(rows, faults, cpu=in_a_thread, default=lambda rows, faults: joined(rows))
+    return faults | made, True

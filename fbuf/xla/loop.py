@@ -162,13 +162,23 @@ def with_room(
     It is faster than a loop of two turns, but only for a small source. XLA gathers from a large
     array in several threads all the same, and anew for every use.
     """
-
-    def part(source: jax.Array, batch: jax.Array) -> jax.Array:
-        made, zero = make(source, batch), zero_after(batch)
-        room = blank(zero, (made.shape[0] + 1, *made.shape[1:]), made.dtype)
-        return lax.dynamic_update_slice_in_dim(room, made, zero, 0)[:-1]
-
+    part = lambda source, batch: in_room(make(source, batch), batch)[:-1]
     return by_platform(source, batch, cpu=part, default=make)
+
+
+def in_room(made: jax.Array, known: jax.Array, axis: int = 0) -> jax.Array:
+    """Return results with one more entry of 0 on an axis; for use in a form for CPU.
+
+    There XLA computes what it puts into a larger array in the thread that comes to it.
+
+    Args:
+        made: The results.
+        known: An array of the program that is known before.
+        axis: The axis that gets one more entry.
+    """
+    zero = zero_after(known)
+    sizes = [size + (at == axis) for at, size in enumerate(made.shape)]
+    return lax.dynamic_update_slice_in_dim(blank(zero, tuple(sizes), made.dtype), made, zero, axis)
 
 
 def is_large(size: int, dtype: jnp.dtype) -> bool:

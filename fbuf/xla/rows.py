@@ -16,8 +16,8 @@ _LONG = 64
 _FEW = 16
 """The most rows of a small array that are not worth a loop."""
 
-_MANY = 2**13
-"""The least cache lines to read that are worth waking other threads for."""
+_MANY, _MANY_CACHED = 2**13, 2**11
+"""The least cache lines to read that are worth waking other threads for; from a small array."""
 
 
 def read_rows(
@@ -54,7 +54,8 @@ def read_rows(
         return with_room(gather, leaf, slots)
     slots = fetched(leaf, slots, slots, (first, last))
     lines = slots.shape[0] * math.ceil(size * leaf.dtype.itemsize / LINE)
-    return gather(leaf, slots) if lines >= _MANY else by_halves(gather, leaf, slots)
+    many = _MANY if is_large(leaf.size, leaf.dtype) else _MANY_CACHED
+    return gather(leaf, slots) if lines >= many else by_halves(gather, leaf, slots)
 
 
 def flat(leaf: jax.Array, axes: int = 2) -> jax.Array:

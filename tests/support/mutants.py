@@ -199,7 +199,7 @@ MUTANTS = [
         "storage/faults.py",
         ("return fault | bits[0]", "return bits[0]", "fault bit", FAULTS),
         ("return lax.reduce(varying(bits, fault), fault,", "return lax.reduce(varying(bits, fault), np.uint32(0),", "fault bit", FLAT),
-        ("return faults | lax.reduce(rows", "return lax.reduce(rows", "fault bit", ("test_errors.py", "vmap")),
+        ("return faults | made, True", "return made, True", "fault bit", ("test_errors.py", "vmap")),
     ),
     *of(
         "ops/named.py",
@@ -841,11 +841,13 @@ MUTANTS = [
         ("(bits >> 8).astype", "(bits >> 9).astype", "tree rounding", OFTEN),
         ("second += keys[(turn + 2) % 3]", "second += keys[turn % 3]", "tree rounding", THREEFRY),
         ("for number in numbers:", "for number in numbers[:1]:", "order", KEYS),
+        ("key * parts) * part, np.int32(count - part))", "key * parts) * part, np.int32(count))", "tree rounding", THREEFRY),
+        ("every(keys), 1", "every(keys[::-1]), 1", "tree rounding", THREEFRY),
     ),
     *of(
         "xla/loop.py",
         ("half = -(-count // 2)", "half = max(count // 2, 1)", "order", HALVES),
-        ("room, made, zero, 0)[:-1]", "room, made, zero, 0)[1:]", "order", HALVES),
+        ("in_room(make(source, batch), batch)[:-1]", "in_room(make(source, batch), batch)[1:]", "order", HALVES),
         ("lax.fori_loop(zero, 2, body", "lax.fori_loop(zero, 1, body", "order", HALVES),
     ),
     *of(

@@ -77,7 +77,11 @@ def test_every_cache_line_of_a_row_is_looked_at(
 
 @pytest.mark.parametrize(
     "shape",
-    [(2, 2, 5), *(pytest.param(s, marks=pytest.mark.sweep) for s in ((1,), (4, 256)))],
+    [
+        (2, 2, 5),
+        (3, 1000),  # in parts, the last of which overlaps
+        *(pytest.param(s, marks=pytest.mark.sweep) for s in ((1,), (4, 256), (5000,))),
+    ],
 )
 def test_random_bits_are_those_of_jax(shape: tuple[int, ...]) -> None:
     """For a key of the new kind and of the old one, of another generator, and for a batch."""
@@ -183,21 +187,32 @@ def test_a_gpu_computes_the_slots_of_wide_rows_before_it_reads_these() -> None:
     reason="wants several CPU cores",
 )
 @pytest.mark.parametrize(
-    "sampler",
+    ("sampler", "seeds"),
     [
-        fbuf.Prioritized(),
-        *(
-            pytest.param(s, marks=pytest.mark.sweep)
-            for s in (fbuf.Uniform(), fbuf.Uniform(window=4))
-        ),
+        (fbuf.Prioritized(), None),
+        (fbuf.Uniform(), None),
+        (fbuf.Uniform(window=4), None),
+        (fbuf.Prioritized(), 4),
+        (fbuf.Uniform(), 4),
     ],
 )
-def test_no_part_of_a_draw_is_shared_out_among_threads(sampler: Any) -> None:
+def test_no_part_of_a_step_is_shared_out_among_threads(sampler: Any, seeds: int | None) -> None:
     """XLA notes in the program what it splits."""
     row = {"x": jax.ShapeDtypeStruct((24,), jnp.float32), "done": jax.ShapeDtypeStruct((), bool)}
-    state = jax.eval_shape(lambda: fbuf.init(row, capacity=1_000_000, sampler=sampler))
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    program = built(jax.jit(lambda state, key: fbuf.sample(state, key, 256)), state, key)
+
+    def make(_: Any) -> Any:
+        return fbuf.init(row, capacity=1_000_000, sampler=sampler), jax.random.key(0)
+
+    def step(state: Any, key: jax.Array) -> Any:
+        batch = fbuf.sample(state, key, 256)
+        if sampler.keeps_priorities:
+            state = fbuf.update_priority(state, batch.ids, batch.data["x"][:, 0])
+        return state, batch
+
+    if seeds is not None:
+        make, step = jax.vmap(make), jax.vmap(step)
+    given = jax.eval_shape(make, jax.ShapeDtypeStruct(() if seeds is None else (seeds,), "int32"))
+    program = built(jax.jit(step, donate_argnums=0), *given)
     assert "outer_dimension_partitions" not in (program.as_text() or "")
     table = jax.ShapeDtypeStruct((1_000_000, 25), jnp.float32)
     take = jax.jit(lambda table, at: table[at])

@@ -9,15 +9,22 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from fbuf.xla.loop import blank, zero_after
+from fbuf.xla.loop import blank, entry, zero_after
 from fbuf.xla.platform import by_platform
 from fbuf.xla.tie import tie
 
 _THREEFRY = "threefry2x32"
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
+
+_IN_ONE_THREAD = 1024
+"""The most numbers of which XLA on CPU does not share out the work among threads."""
+
+_IN_TURNS = 4 * _IN_ONE_THREAD
+"""The most numbers that are made part by part: with more, a second thread pays."""
 
 
 def bits(key: jax.Array, shape: tuple[int, ...], after: jax.Array | None = None) -> jax.Array:
@@ -158,11 +165,36 @@ def high_word(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def _in_a_loop(words: jax.Array, after: jax.Array | None, count: int) -> jax.Array:
-    """Return so many bits in a loop of one turn: XLA does not compute them anew at every use."""
-    words = tie(words, after)
-    zero = zero_after(words)
-    made = blank(zero, (count,), jnp.uint32)
-    return lax.fori_loop(zero, 1, lambda *_: _threefry(words, jnp.uint32(0), count), made)
+    """Return so many bits from a loop: XLA does not compute them anew at every use."""
+
+    @jax.custom_batching.custom_vmap
+    def loop(words: jax.Array) -> jax.Array:
+        keys, zero = words.reshape(-1, 2), zero_after(words)
+        turn, turns = _turns(keys, count)
+        made = lax.fori_loop(zero, turns, turn, blank(zero, (len(keys), count), jnp.uint32))
+        return made.reshape(*words.shape[:-1], count)
+
+    # JAX's own rule would always make the bits of all keys in one turn.
+    loop.def_vmap(lambda size, batched, words: (loop(words), True))
+    return loop(tie(words, after))
+
+
+def _turns(keys: jax.Array, count: int) -> tuple[Callable[..., jax.Array], int]:
+    """Return what a turn of a loop does to make bits `[keys, count]`, and how many turns it has."""
+    if len(keys) * count > _IN_TURNS:
+        every = jax.vmap(lambda key: _threefry(key, jnp.uint32(0), count))
+        return lambda *_: every(keys), 1
+    part = min(count, _IN_ONE_THREAD)
+    parts = -(-count // part)
+
+    def turn(i: jax.Array, made: jax.Array) -> jax.Array:
+        key = lax.div(i, jnp.int32(parts)) if len(keys) > 1 else jnp.int32(0)
+        first = lax.min((i - key * parts) * part, np.int32(count - part))  # the last may overlap
+        start = first if parts > 1 else np.int32(0)
+        bits = _threefry(entry(keys, key), lax.convert_element_type(start, np.uint32), part)
+        return lax.dynamic_update_slice(made, bits[None], (key, start))
+
+    return turn, len(keys) * parts
 
 
 def _by_rows(words: jax.Array, after: jax.Array | None, rows: int, size: int) -> list[jax.Array]:
