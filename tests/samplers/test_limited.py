@@ -316,6 +316,7 @@ def test_fresh_rows_of_all_shards_count_as_used():
         found = batch.data[batch.mask].tolist()
         fresh = min(3, 12 - len(seen)) if turn < 2 else 0
         assert (batch.probability[:fresh] == 1).all()
+        assert turn > 0 or (batch.probability[fresh:] < 1).all()
         assert (batch.weight[: len(found)] == 1).all()
         seen += found
     assert sorted(seen) == list(range(12))

@@ -689,6 +689,7 @@ MUTANTS = [
         ("jnp.where(change.is_start, change.slots, ring.capacity)", "jnp.where(~change.is_start, change.slots, ring.capacity)", "mask", ("test_limited.py", "beyond or late")),
         ("gone &= last_of_each(jnp.where(gone, slots, ring.capacity))", "gone &= True", "count", LIVES),
         ("+ earlier_of_each(counted) <", "<", "count", LIVES),
+        ("picked._replace(positions=number)", "picked._replace(positions=number * 0)", "seam", LIVES_OF_ALL),
         ("jnp.where(own, slots, ring.capacity))", "slots)", "count", LIVES_OF_ALL),
         ("return self._counted(index, ring, slots, there)", "return self._counted(index, ring, slots, there & False)", "count", LIVES_OF_ALL),
         ("removed=ring.count() - total", "removed=ring.removed", "count", LIVES),
