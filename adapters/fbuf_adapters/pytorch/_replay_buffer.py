@@ -171,7 +171,7 @@ class ReplayBuffer(Copied):
                 int64=int64,
                 transform=transform,
                 pin_memory=pin_memory,
-                to=None if to is None else torch.device(to),
+                to=None if to is None else _tensors.torch_device(to, "to", where("__init__")),
                 prefetch=prefetch,
                 batches_per_draw=batches_per_draw,
                 drop_last=drop_last,

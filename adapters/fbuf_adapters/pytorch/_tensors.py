@@ -118,6 +118,26 @@ def jax_device(device: torch.device, where: str) -> Any:
     )
 
 
+def torch_device(given: torch.device | str, argument: str, where: str) -> torch.device:
+    """Return a device that the user named, on which PyTorch can make tensors.
+
+    Raises:
+        InteropError: If it cannot. Without this check the first batch would tell.
+    """
+    jax_has_gpu()  # before torch's first tensor on a GPU
+    try:
+        device = torch.device(given)
+        torch.empty(0, device=device)
+    # Torch raises errors of its own choice; one of them is an AssertionError.
+    except Exception as error:
+        said = str(error).partition("\n")[0]
+        raise InteropError(
+            f"{where} {argument} must be a device of PyTorch's, got {str(given)!r} ({said}); name "
+            "another one, or leave it out"
+        ) from None
+    return device
+
+
 def jax_has_gpu() -> bool:
     """Also lets JAX choose its current GPU before torch does: doing so later would undo torch's."""
     try:

@@ -81,9 +81,10 @@ class Slices:
     def number(self, where: str, batch_size: int) -> int:
         """Return the number of slices that make `batch_size` rows."""
         if batch_size < 1 or batch_size % self.length:
+            n = max(batch_size, 1) if batch_size < self.length else batch_size // self.length
             raise ValueError(
                 f"{where}: batch_size counts rows and must be divisible by the slice length, "
-                f"{self.length}, got {batch_size}; for 8 slices give {8 * self.length}"
+                f"{self.length}, got {batch_size}; for {n} slices give {n * self.length}"
             )
         return batch_size // self.length
 

@@ -84,6 +84,8 @@ MISUSES = [
     ("__init__", ReplayBuffer, (8,), {"prefetch": -1}, "prefetch"),
     ("__init__", ReplayBuffer, (8,), {"prefetch": 1}, "prefetch"),
     ("__init__", ReplayBuffer, (8,), {"seed": -1}, "seed"),
+    ("__init__", ReplayBuffer, (8,), {"to": "cuda:99"}, "to must be a device"),
+    ("__init__", ReplayBuffer, (8,), {"to": "nowhere"}, "to must be a device"),
     ("__init__", ReplayBuffer, (8,), {"host": 1}, "host"),
     ("__init__", ReplayBuffer, (8,), {"item": {"x": 1}}, "item"),
     ("__init__", ReplayBuffer, (8,), {"item": ITEM, "next_of": "z"}, "next_of"),
