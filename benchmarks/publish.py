@@ -22,7 +22,7 @@ import textwrap
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks import compare, host, report, slices
+from benchmarks import compare, host, report
 from benchmarks.evidence import exchange_rounds, gpu_calls
 from benchmarks.evidence import gpu_speed_tables as gpu
 from benchmarks.harness import ROOT, Record
@@ -78,26 +78,15 @@ HANDED = "batch handed to PyTorch"
 BEGIN, END = "<!-- figures:begin -->", "<!-- figures:end -->"
 PROMISE = re.compile("- .*: (held|MISSED)")
 LONG = (
-    "the same, the gradient alone in `lax.cond`",
-    "the same, in one compiled call of yours",
-    "the uniform one, likewise",
-    "write 16 rows, draw 256 windows of 4, called from Python",
     "the same, with CUDA graphs in mode CONCURRENT",
     "the uniform one, in mode CONCURRENT",
     "uniform step of 4,096 84x84x4 frames, likewise",
     "a prioritised batch as tensors",
 )
-"""Rows of the summary that the README leaves out."""
+"""Figures of a GPU that the README leaves out."""
 PAGES: dict[str, dict[str, dict[str, Callable[[list[Record]], exchange_rounds.Table]]]] = {
     "know/scale_costs.md": {"exchange_rounds": {"told": exchange_rounds.told_table}},
-    "know/host.md": {
-        "host": {
-            "memory": host.bytes_table,
-            "batches": host.tiers_table,
-            "ahead": host.ahead_table,
-            "mapped": host.mapped_table,
-        }
-    },
+    "know/host.md": {"host": {"batches": host.tiers_table}},
 }
 """The tables of pages of the docs, by the report: each between marks of its name."""
 INTRODUCTION = """\
@@ -105,29 +94,28 @@ INTRODUCTION = """\
 
 `make bench` wrote this page, and the reports. Every report says which command made it, on which
 device, when, and with which versions. Where fbuf is slower than another library, the table says so.
-Bars are what the project promises of itself, and some were missed: the reports say which.
-
-The compiled programs differ a little from process to process, so a difference of a few per cent
-says nothing.
+Bars are what the project promises of itself. The list of reports has how many of them were held,
+and the device, if it is no CPU. A difference of a few per cent says nothing.
 
 ## A few figures
 """
 
 
 def list_of(results: pathlib.Path) -> list[str]:
-    """Return the table of the reports: title, device, date, and how many bars were held."""
-    rows = []
+    """Return the list of the reports: title, a device other than a CPU, how many bars were held."""
+    lines = []
     for name in REPORTS:
         if not (path := results / f"{name}.md").exists():
             continue
-        lines = path.read_text().splitlines()
+        title, *rest = path.read_text().splitlines()
         about: dict[str, Any] = json.loads(path.with_suffix(".json").read_text())["about"]
-        promises = [line for line in lines if PROMISE.match(line)]
+        promises = [line for line in rest if PROMISE.match(line)]
         held = sum(": held" in line for line in promises)
-        title = f"[{lines[0].removeprefix('# ')}]({RESULTS}/{name}.md)"
-        share = f"{held} of {len(promises)}" if promises else "-"
-        rows.append([title, about.get("device", "CPU"), about["date"], share])
-    return report.table(["report", "device", "date", "bars held"], rows)
+        line = f"- [{title.removeprefix('# ')}]({RESULTS}/{name}.md)"
+        if (device := about.get("device", "CPU")) != "CPU":
+            line += f", {device}"
+        lines.append(f"{line}: {held} of {len(promises)}" if promises else line)
+    return lines
 
 
 def write_summary(results: pathlib.Path, docs: pathlib.Path) -> None:
@@ -144,50 +132,32 @@ def records_of(name: str, results: pathlib.Path) -> list[Record]:
     return json.loads(path.read_text())["records"] if path.exists() else []
 
 
-def summary(results: pathlib.Path, *, short: bool = False) -> list[str]:
-    """The table of a few figures, ours beside those of each other library.
-
-    Args:
-        results: The folder of the results.
-        short: Whether to leave out figures that are much like others, as the README does.
-    """
+def summary(results: pathlib.Path) -> list[str]:
+    """The table of a few figures, ours beside those of each other library."""
     found = Find(records_of("compare", results))
-    in_slices = Find(records_of("slices", results))
     agents = Find(records_of("agents", results))
     peers = (compare.FBUF, compare.FLASHBAX, compare.TORCHRL, compare.CPPRB)
 
-    def step(
-        prioritized: bool, mode: str, what: str = compare.STEP
-    ) -> Callable[[str], float | None]:
+    def step(prioritized: bool, mode: str) -> Callable[[str], float | None]:
         return lambda peer: found(
-            item="row", n=compare.LARGE, batch=compare.MAIN, what=what, cores=None,
+            item="row", n=compare.LARGE, batch=compare.MAIN, what=compare.STEP, cores=None,
             prioritized=prioritized, mode=mode, peer=peer,
         )  # fmt: skip
 
-    def windows(peer: str) -> float | None:
-        names = {compare.FBUF: "fbuf, by start", compare.TORCHRL: slices.PEER}
-        return in_slices(
-            peer=names.get(peer), mode=slices.PYTHON, what=slices.STEP, stored=slices.SIZES[1][0]
-        )
-
-    def agent(way: str) -> Callable[[str], float | None]:
-        return lambda peer: agents(peer=peer, n=compare.LARGE, prioritized=True, way=way)
+    def agent(peer: str) -> float | None:
+        return agents(peer=peer, n=compare.LARGE, prioritized=True, way="in cond")
 
     figures: dict[str, Callable[[str], float | None]] = {
         "prioritised step, inside `lax.scan`": step(True, compare.SCAN),
         "uniform step, inside `lax.scan`": step(False, compare.SCAN),
-        "an iteration of a whole prioritised DQN, learning in `lax.cond`": agent("in cond"),
-        "the same, the gradient alone in `lax.cond`": agent("outside"),
+        "an iteration of a whole prioritised DQN, learning in `lax.cond`": agent,
         "prioritised step, called from Python": step(True, compare.PYTHON),
-        "the same, in one compiled call of yours": step(True, compare.PYTHON, compare.ONE_CALL),
         "uniform step, called from Python": step(False, compare.PYTHON),
-        "the uniform one, likewise": step(False, compare.PYTHON, compare.ONE_CALL),
-        "write 16 rows, draw 256 windows of 4, called from Python": windows,
     }
     rows = []
     for text, figure in figures.items():
         values = [figure(peer) for peer in peers]
-        if values[0] is not None and not (short and text in LONG):
+        if values[0] is not None:
             ours = values[0]
             rows.append([text, *(report.beside(value, ours) for value in values)])
     return report.table(["", *peers], rows)
@@ -262,16 +232,15 @@ def gpu_sentences(results: pathlib.Path) -> list[str]:
     return ["", *textwrap.wrap(f"On a GPU, {device}. {' '.join(parts)}", 100)]
 
 
-def about_figures(results: pathlib.Path, *, short: bool = False) -> list[str]:
+def about_figures(results: pathlib.Path) -> list[str]:
     """Return the words over the table: what was measured, when, and where."""
     about: dict[str, Any] = json.loads((results / "compare.json").read_text())["about"]
     versions = ", ".join(
         f"{name} {about[name]}" for name in ("jax", "flashbax", "torchrl", "cpprb") if name in about
     )
-    windows = "" if short else " (windows: of 5 million rows of a byte)"
     text = (
         f"Microseconds, and in brackets how many times fbuf's. A buffer has a million rows of 97 "
-        f"bytes; a step adds {compare.ADDED} and draws {compare.MAIN}{windows}. "
+        f"bytes; a step adds {compare.ADDED} and draws {compare.MAIN}. "
         "A dash: the library has no such thing, cannot be in a JAX program, or did not run here. "
         f"Written by `make bench` on {about['date']}, {about['processor']}, {versions}."
     )
@@ -280,8 +249,8 @@ def about_figures(results: pathlib.Path, *, short: bool = False) -> list[str]:
 
 def readme_part(results: pathlib.Path) -> str:
     """Return the part of the README between its marks."""
-    table = summary(results, short=True)
-    return "\n".join([*about_figures(results, short=True), "", *table, *gpu_sentences(results)])
+    about, table = about_figures(results), summary(results)
+    return "\n".join([*about, "", *table, *gpu_sentences(results)])
 
 
 def between_marks(text: str, part: str) -> str:
