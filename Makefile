@@ -51,7 +51,7 @@ notebooks: $(READY)  ## Execute the notebooks and compare their texts; ARGS=--wr
 	$(BIN)/python -m tests.support.notebooks $(ARGS)
 
 bench: $(PEERS)/.installed  ## Measure fbuf beside its peers, and publish all figures.
-	for name in compare agents slices saving host torch_buffers sb3 collect processes sharded \
+	for name in compare first_batch agents slices saving host torch_buffers sb3 collect processes sharded \
 			evidence.large evidence.flat_in_capacity evidence.calls evidence.draw_parts evidence.bridge evidence.exchange_rounds \
 			evidence.fronts_brax evidence.fronts_flashbax evidence.removable evidence.seeds evidence.sb3_learning \
 			$(addprefix evidence.torchrl_,dqn td3 td_mpc2) publish; do \
