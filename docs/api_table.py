@@ -115,6 +115,10 @@ DATASETS = {
         *("from_parquet", "from_pandas"),
         *(
             "from_arrays",
+            "load",
+            "Source",
+            "Block",
+            "RowFlags",
             "to_minari",
             "to_npz",
             "lerobot_metadata",

@@ -1489,9 +1489,15 @@ MUTANTS = [
         ("counted = jnp.maximum(made - counter.warmup, 0)", "counted = jnp.where(counter.warmup > 0, 0, made)", "queue", ("test_pace.py", "exact")),
     ),
     *of(
+        f"{DATASETS}/_chunks.py",
+        ("            if found > said:\n", "            if False:\n", "gate", ("test_source.py", "as_it_says")),
+        ("    if first < source.rows:\n", "    if False:\n", "gate", ("test_source.py", "as_it_says")),
+        ("    if got != wanted:\n", "    if False:\n", "gate", ("test_source.py", "as_it_says")),
+    ),
+    *of(
         f"{DATASETS}/_flat.py",
-        ("lacking & ~terminated, lacking & terminated", "lacking, lacking & False", "next observations", ("test_datasets_ends.py", "windows")),
-        ("leaf[row] if self._stands_in[part][row] else 0", "0", "next observations", ("test_datasets_ends.py", "windows")),
+        ("lacking & ~terminated, lacking & terminated", "lacking, lacking & False", "next observations", ("test_datasets_ends.py", "terminated_counts")),
+        ("leaf[row] if flags.stands_in[row] else 0", "0", "next observations", ("test_datasets_ends.py", "terminated_counts")),
         ("lacking[self._last.rows] = False", "pass", "next observations", ("test_datasets.py", "npz_and_back")),
     ),
     *of(
@@ -1523,12 +1529,14 @@ MUTANTS = [
     ),
     *of(
         f"{DATASETS}/_parquet.py",
-        ("low - begin : high - begin", "low - begin : high - low", "gate", ("test_tables.py", "group_at_a_time")),
+        ("slice(low - begin, high - begin)", "slice(low, high - begin)", "gate", ("test_tables.py", "directory")),
+        ("high - starts[n]]", "high]", "seam", ("test_lerobot.py", "any_part")),
+        ("if self._kept.get(name, (None, None))[0] != (path, number):", "if name not in self._kept:", "seam", ("test_lerobot.py", "any_part or every_number")),
         ("        if column.null_count:\n", "        if False:\n", "gate", ("test_tables.py", "is_named")),
         ("            shape[-1:] = inner\n", "            pass\n", "gate", ("test_tables.py", "tensors")),
     ),
     *of(
-        f"{DATASETS}/_lerobot_formats.py",
+        f"{DATASETS}/_lerobot_metadata.py",
         ("if not chunk or not 0 < fps < math.inf:", "if not chunk:", "gate", ("test_foreign_files.py", "metadata_of_lerobot")),
         ("        return _filled(template, parts)\n", "        return template.format(**parts)\n", "gate", ("test_foreign_files.py", "metadata_of_lerobot")),
         ("    paths = {name: foreign_files.inside(root, name, links=True) for name", "    paths = {name: root / name for name", "gate", ("test_foreign_files.py", "metadata_of_lerobot")),
@@ -1541,7 +1549,7 @@ MUTANTS = [
     ),
     *of(
         f"{DATASETS}/_target.py",
-        ("    if chunk.stands_in.any():\n", "    if False:\n", "next observations", ("test_minari.py", "stands_in")),
+        ("    if flags.stands_in.any():\n", "    if False:\n", "next observations", ("test_minari.py", "stands_in")),
     ),
     *of(
         f"{DATASETS}/_ordered_rows.py",
@@ -1976,24 +1984,17 @@ MUTANTS = [
         ("(frame >= self.lengths", "(frame > self.lengths", "mask", ("test_lerobot.py", "not_there")),
         ("round(seconds * self.fps)", "int(seconds * self.fps)", "seam", ("test_lerobot.py", "between_two")),
         ("if abs(steps / self.fps - seconds) > _TOLERANCE:", "if False:", "seam", ("test_lerobot.py", "between_two")),
-    ),
-    *of(
-        f"{DATASETS}/_lerobot_formats.py",
         ("np.rint(np.array(seconds) * fps)", "np.rint(np.array(seconds) * 0)", "seam", ("test_lerobot.py", "windows or every_number")),
         ("\"episode_chunk\": number // chunk", "\"episode_chunk\": 0", "seam", ("test_lerobot.py", "several_chunks")),
     ),
     *of(
-        f"{DATASETS}/_lerobot_rows.py",
-        ("if counted[episode] != metadata.lengths[episode]:", "if counted[episode] < metadata.lengths[episode]:", "seam", ("test_lerobot.py", "number_of_steps")),
+        f"{DATASETS}/_lerobot_columns.py",
+        ("if counted[episode] != lengths[episode]:", "if counted[episode] < lengths[episode]:", "seam", ("test_lerobot.py", "number_of_steps")),
         ("np.roll(self.frame, 1) + 1)", "self.frame)", "seam", ("test_lerobot.py", "another_order")),
         ("np.searchsorted(self._starts, part.start, \"right\")", "np.searchsorted(self._starts, part.start)", "seam", ("test_lerobot.py", "any_part")),
         ("min(part.stop - begin, count)", "count", "seam", ("test_lerobot.py", "any_part")),
-        ("if self._groups.get(name, (None, None))[0] != (file, number):", "if name not in self._groups:", "seam", ("test_lerobot.py", "any_part or every_number")),
         ("if n not in seen} - named", "if n < 0}", "seam", ("test_lerobot.py", "file_before")),
-        ("> 0.5 / metadata.fps", "> 5 / metadata.fps", "seam", ("test_lerobot.py", "times")),
-    ),
-    *of(
-        f"{DATASETS}/_lerobot_columns.py",
+        ("> 0.5 / fps", "> 5 / fps", "seam", ("test_lerobot.py", "times")),
         ("if (lengths != length).any():", "if lengths.sum() != length * len(lengths):", "seam", ("test_lerobot.py", "ragged")),
         ("(values.type, \"value_type\") or values.null_count:", "(values.type, \"value_type\"):", "mask", ("test_lerobot.py", "ragged")),
         ("narrow(joined, np.dtype(np.int32), exact=True)", "joined.astype(np.int32)", "adapters", ("test_lerobot.py", "int32")),
@@ -2011,7 +2012,7 @@ MUTANTS = [
     *of(
         f"{DATASETS}/_rlds.py",
         ("leaves[name][:-1] for name in names", "leaves[name][1:] for name in names", "next observations", ("test_rlds.py", "last_steps")),
-        ("terminated=ended & self._terminal[number]", "terminated=ended & (not self._terminal[number])", "episode end", ("test_rlds.py", "last_steps")),
+        ("terminated=ended & terminal", "terminated=ended & (not terminal)", "episode end", ("test_rlds.py", "last_steps")),
         ("steps[len(steps) - 1] if len(steps)", "steps[0] if len(steps)", "episode end", ("test_rlds.py", "last_steps")),
         ("if step.get(\"is_last\", False):", "if False:", "episode end", ("test_rlds.py", "refused")),
     ),

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import numpy as np
 
-from fbuf.adapter_api import Sampler, object_in_words, table_in_words
+from fbuf.adapter_api import object_in_words, table_in_words
 from fbuf_adapters.datasets._ends import Ends
 from fbuf_adapters.datasets._errors import DatasetError
 from fbuf_adapters.datasets._fields import NEXT, flags, named, refuse_foreign, spec, under
 from fbuf_adapters.datasets._flat import Flat
-from fbuf_adapters.datasets._loading import Options, load
+from fbuf_adapters.datasets._loading import Options, load, loader
 
 
+@loader
 def from_arrays(
     arrays: Any,
     into: Any = None,
@@ -23,11 +23,7 @@ def from_arrays(
     terminated: Any,
     truncated: Any = None,
     next_observation: Any = None,
-    sampler: Sampler | None = None,
-    next_of: str | None = None,
-    casts: Mapping[str, Any] | None = None,
-    drop: Iterable[str] = (),
-    progress: bool | None = None,
+    **options: Unpack[Options],
 ) -> Any:
     """Load rows that lie one after another, episode by episode, into a buffer.
 
@@ -55,6 +51,7 @@ def from_arrays(
             there. Their own observation stands in for it, and a warning counts these rows. Give
             `next_observation` only with `next_of`, or if the item of `into` has a field of that
             name.
+        **options: These arguments, which all loaders take.
         sampler: As for `fbuf.init`, for a new buffer.
         next_of: As for `fbuf.init`, for a new buffer.
         casts: Which fields may be cast, and to which dtype: `{"reward": "float32"}`. A name stands
@@ -115,8 +112,8 @@ def from_arrays(
     ends = Ends(ended, cut, truncated is not None, advice)
     item = jax.tree.unflatten(jax.tree.structure(arrays), [spec(x) for x in fields.values()])
     asked = next_observation is not None
-    data = Flat(where, fields, ends, following=following, asked=asked, item=item)
-    return load(where, data, into, Options(sampler, next_of, casts, drop, progress))
+    source = Flat(where, fields, ends, following=following, asked=asked, item=item)
+    return load(source, into, **options)
 
 
 def _array(where: str, name: str, leaf: Any) -> Any:

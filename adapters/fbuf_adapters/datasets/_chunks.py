@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
-from fbuf_adapters.datasets._blocks import Block
 from fbuf_adapters.datasets._buffers import Buffer
-from fbuf_adapters.datasets._fields import NEXT, Array, Casts, under
+from fbuf_adapters.datasets._errors import DatasetError
+from fbuf_adapters.datasets._fields import NEXT, Array, Casts, named, native, within
+from fbuf_adapters.datasets._source import Block, RowFlags, Source
+
+_MOST_ROWS = 2**14
+_FEWEST_ROWS = 2**8
+_MOST_BYTES = 2**22  # larger chunks of images were slower: beside the buffer some ten are in memory
+
+
+def rows_at_once(specs: Iterable[Any], rows: int) -> int:
+    """Return how many rows to move at a time: a few sizes for all rows, fewer for wide rows.
+
+    Args:
+        specs: Shape and dtype of each leaf of a row.
+        rows: How many rows there are.
+    """
+    width = sum(math.prod(spec.shape) * np.dtype(spec.dtype).itemsize for spec in specs)
+    most = max(min(_MOST_ROWS, _MOST_BYTES // max(width, 1)), 1)
+    return min(most, max(_FEWEST_ROWS, 1 << (max(rows, 1) - 1).bit_length()))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,27 +40,21 @@ class Chunk:
     Attributes:
         items: The item's tree, leaves `[size, ...]`.
         next_observation: A tree like the field `next_of`; None for buffers without it.
-        terminated: bool `[size]`.
-        truncated: bool `[size]`.
-        unknown: bool `[size]`; truncated rows whose next observation nobody knows.
-        stands_in: bool `[size]`; terminated rows for whose next observation another one stands in.
+        flags: The flags of the rows, bool `[size]`.
         rows: How many rows there are; the others are padding.
     """
 
     items: Any
     next_observation: Any
-    terminated: Array
-    truncated: Array
-    unknown: Array
-    stands_in: Array
+    flags: RowFlags
     rows: int
 
 
 def chunks(
+    source: Source,
     blocks: Iterable[Block],
     buffer: Buffer,
     stored: Mapping[str, jax.ShapeDtypeStruct],
-    of: str | None,
     size: int,
     casts: Casts,
 ) -> Iterator[Chunk]:
@@ -50,53 +63,86 @@ def chunks(
     All chunks share their memory: use each chunk before the next one is made.
 
     Args:
-        blocks: The rows.
+        source: The data set.
+        blocks: Its rows.
         buffer: The buffer that the chunks are added to.
         stored: The leaves of a row, by name, in the order of the item's.
-        of: The field whose next value the blocks have.
         size: The rows of a chunk.
         casts: The fields that may be cast.
+
+    Raises:
+        DatasetError: If the blocks are not as the source says, or if a number does not fit.
     """
     room = lambda specs: {n: np.zeros((size, *s.shape), s.dtype) for n, s in specs.items()}
     tree_of = lambda like, leaves: jax.tree.unflatten(jax.tree.structure(like), leaves.values())
-    fields, of_next, next_observation = room(stored), dict[str, Array](), None
+    fields, kept, next_observation = room(stored), dict[str, Array](), None
     items = tree_of(buffer.item, fields)
     if buffer.next_of is not None:
-        of_next = room(under(stored, buffer.next_of))
-        next_observation = tree_of(buffer.index.next_obs.rows.item, of_next)
-    flags = np.zeros((4, size), np.bool_)
-    terminated, truncated, unknown, stands_in = flags
-    given = items, next_observation, terminated, truncated, unknown, stands_in
-    observation, filled = of or NEXT, 0
+        kept = room(within(stored, buffer.next_of))
+        next_observation = tree_of(buffer.index.next_obs.rows.item, kept)
+    flags = RowFlags(*np.zeros((4, size), np.bool_))
+    shapes = {name: tuple(leaf.shape) for name, leaf in named(source.item).items()}
+    targets = [  # the field of next observations may be made of next values
+        (leaf, name if name in shapes else f"observation{name.removeprefix(NEXT)}", name in shapes)
+        for name, leaf in fields.items()
+    ]
+    targets += [(leaf, name, False) for name, leaf in kept.items()]
+    filled = first = ends = episode = 0
 
-    def put(block: Block, at: int, count: int) -> None:
-        """Copy rows of a block behind the rows that are there."""
-        part, to = slice(at, at + count), slice(filled, filled + count)
-        # Cast next observations by the rule of their own field.
-        following = {observation + suffix: leaf for suffix, leaf in block.following.items()}
-        sources = [
-            (leaf, block.fields, name)
-            if name in block.fields
-            else (leaf, following, observation + name.removeprefix(NEXT))
-            for name, leaf in fields.items()
-        ]
-        sources += [(leaf, following, observation + name) for name, leaf in of_next.items()]
-        for leaf, given, name in sources:
-            place = lambda row: block.place(at + row)
-            cast = casts.cast(given[name][part], leaf.dtype, name, place)
-            leaf[to] = cast.reshape(leaf[to].shape)  # [B, 1] may go where one number does
-        marks = block.terminated, block.truncated, block.unknown, block.stands_in
-        flags[:, to] = [mark[part] for mark in marks]
+    def place(ended: Array, at: int, row: int) -> str:
+        """Return the place of a row in words."""
+        number = episode + int(ended[: at + row].sum())
+        return f"episode {number}, row {first + at + row} of the data set"
 
     for block in blocks:
-        rows, at = len(block.terminated), 0
+        ended, at = block.flags.ended, 0
+        rows, count = len(ended), int(ended.sum())
+        episode = episode if block.episode is None else block.episode
+        for what, found, said in (
+            ("rows", first + rows, source.rows),
+            ("ends", ends + count, source.ends),
+        ):
+            if found > said:
+                raise DatasetError(
+                    f"{source.where}: {what} of the source is {said}, and its blocks have more"
+                )
+        arrays = [
+            _array(f"{source.where}: {place(ended, 0, 0)}", block, name, of_row, shapes[name])
+            for _, name, of_row in targets
+        ]
         while at < rows:
-            count = min(rows - at, size - filled)
-            put(block, at, count)
-            at, filled = at + count, filled + count
+            part = slice(at, min(at + size - filled, rows))
+            to = slice(filled, filled + part.stop - at)
+            for (leaf, name, _), array in zip(targets, arrays, strict=True):
+                # Cast next observations by the rule of their own field.
+                cast = casts.cast(
+                    array[part], leaf.dtype, name, functools.partial(place, ended, at)
+                )
+                leaf[to] = cast.reshape(leaf[to].shape)  # [B, 1] may go where one number does
+            for flag, given in zip(flags, block.flags, strict=True):
+                flag[to] = np.broadcast_to(given, rows)[part]
+            at, filled = part.stop, to.stop
             if filled == size:
-                yield Chunk(*given, size)
+                yield Chunk(items, next_observation, flags, size)
                 filled = 0
+        first, ends, episode = first + rows, ends + count, episode + count
+    if first < source.rows:
+        raise DatasetError(
+            f"{source.where}: rows of the source is {source.rows}, and its blocks have {first}"
+        )
     if filled:
-        flags[:, filled:] = False
-        yield Chunk(*given, filled)
+        for flag in flags:
+            flag[filled:] = False
+        yield Chunk(items, next_observation, flags, filled)
+
+
+def _array(at: str, block: Block, name: str, of_row: bool, shape: tuple[int, ...]) -> Array:
+    """Return an array of a block, its own or a following one; refuse another shape."""
+    called, leaves = ("fields", block.fields) if of_row else ("following", block.following)
+    wanted = (len(block.flags.ended), *shape)
+    got = np.shape(leaves[name]) if name in leaves else "none"
+    if got != wanted:
+        raise DatasetError(
+            f"{at}: {called} of the block must have {name!r} as an array {wanted}, got {got}"
+        )
+    return native(leaves[name])

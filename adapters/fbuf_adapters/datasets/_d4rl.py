@@ -4,34 +4,30 @@ from __future__ import annotations
 
 import os
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Unpack
 
 import numpy as np
 
-from fbuf.adapter_api import Sampler, check, local_path
-from fbuf_adapters.datasets import _others
+from fbuf.adapter_api import check, local_path
 from fbuf_adapters.datasets._ends import Ends
-from fbuf_adapters.datasets._errors import DatasetError
-from fbuf_adapters.datasets._fields import NEXT, Array, flags, info_names, named, numbers, under
+from fbuf_adapters.datasets._errors import DatasetError, advice_on_names
+from fbuf_adapters.datasets._fields import NEXT, Array, flags, info_names, named, squeezed, under
 from fbuf_adapters.datasets._flat import Flat
 from fbuf_adapters.datasets._hdf5 import Hdf5, opened
-from fbuf_adapters.datasets._loading import Options, load
+from fbuf_adapters.datasets._loading import Options, load, loader
 
 _CALLED = {"observation": "observations", "action": "actions", "reward": "rewards"}
 
 
+@loader
 def from_d4rl(
     path: str | os.PathLike[str],
     into: Any = None,
     *,
     infos: Sequence[str] = (),
     max_episode_steps: int | None = None,
-    sampler: Sampler | None = None,
-    next_of: str | None = None,
-    casts: Mapping[str, Any] | None = None,
-    drop: Iterable[str] = (),
-    progress: bool | None = None,
+    **options: Unpack[Options],
 ) -> Any:
     """Load a flat HDF5 file, as D4RL has them, into a buffer.
 
@@ -56,11 +52,7 @@ def from_d4rl(
         max_episode_steps: For a file without `timeouts`, at least 1: an episode that has not ended
             after so many steps is truncated. Steps are counted from the row after a terminal; with
             `next_observations`, from where they show that an episode begins.
-        sampler: As for `from_arrays`.
-        next_of: As for `from_arrays`.
-        casts: As for `from_arrays`.
-        drop: As for `from_arrays`.
-        progress: As for `from_arrays`.
+        **options: As for `from_arrays`.
 
     Returns:
         The buffer, or the store.
@@ -91,7 +83,7 @@ def from_d4rl(
         Learning. https://arxiv.org/abs/2004.07219
     """
     where = "from_d4rl"
-    named_infos = info_names(where, infos)
+    names = info_names(where, infos, _CALLED)
     if max_episode_steps is not None:
         check.integer(where, "max_episode_steps", max_episode_steps)
     path = local_path(where, path)
@@ -103,18 +95,15 @@ def from_d4rl(
             "whose arrays are called observation, action, reward, terminated, truncated"
         )
     with opened(where, path) as file:
-        data = _flat(where, file, named_infos, max_episode_steps)
-        return load(where, data, into, Options(sampler, next_of, casts, drop, progress))
+        return load(_flat(where, file, names, max_episode_steps), into, **options)
 
 
 def _flat(where: str, file: Hdf5, infos: Sequence[str], steps: int | None) -> Flat:
     called = {"terminated": "terminals", "truncated": "timeouts"}
     fields: dict[str, Any] = {}
     for name, theirs in [*_CALLED.items(), *((name, f"infos/{name}") for name in infos)]:
-        if under(fields, name):
-            raise DatasetError(f"{where}: infos has {name!r}, which is a field already")
         for leaf, array in _arrays(where, file, name, theirs).items():
-            fields[leaf] = numbers(array) if name == "reward" else array
+            fields[leaf] = squeezed(array) if name == "reward" else array
             called[leaf] = theirs + leaf.removeprefix(name).replace(".", "/")
     following: dict[str, Any] = {}
     if file.has("next_observations"):
@@ -143,7 +132,7 @@ def _arrays(where: str, file: Hdf5, name: str, theirs: str) -> dict[str, Any]:
     if not file.has(theirs):
         raise DatasetError(
             f"{where}: the file has no {theirs!r}; it has {', '.join(file.names()) or 'nothing'}"
-            f"{_others.of_names(file.names())}"
+            f"{advice_on_names(file.names())}"
         )
     return named({name: file.tree(theirs)})
 

@@ -98,15 +98,16 @@ def _without(tree: Any, first: str, *below: str) -> Any:
     return {name: part for name, part in tree.items() if name != first}
 
 
+def within(leaves: Mapping[str, Any], field: str) -> dict[str, Any]:
+    """Return the leaves of a field, by their names."""
+    if field in leaves:  # an array: `observation.camera` is another field
+        return {field: leaves[field]}
+    return {name: leaf for name, leaf in leaves.items() if name.startswith(f"{field}.")}
+
+
 def under(leaves: Mapping[str, Any], field: str) -> dict[str, Any]:
     """Return the leaves of a field, by the rest of their names: `""` or `".camera"`."""
-    if field in leaves:  # an array: `observation.camera` is another field
-        return {"": leaves[field]}
-    return {
-        name.removeprefix(field): leaf
-        for name, leaf in leaves.items()
-        if name == field or name.startswith(f"{field}.")
-    }
+    return {name.removeprefix(field): leaf for name, leaf in within(leaves, field).items()}
 
 
 def spec(array: Any) -> jax.ShapeDtypeStruct:
@@ -124,7 +125,7 @@ def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return dtype if dtype.isnative else dtype.newbyteorder("=")
 
 
-class Numbers:
+class Squeezed:
     """An array `[N, 1]` as an array `[N]`, without reading it yet."""
 
     def __init__(self, array: Any) -> None:
@@ -137,9 +138,9 @@ class Numbers:
         return self._array[part][..., 0]
 
 
-def numbers(array: Any) -> Any:
+def squeezed(array: Any) -> Any:
     """Return the array, as `[N]` if it is `[N, 1]`."""
-    return Numbers(array) if tuple(array.shape[1:]) == (1,) else array
+    return Squeezed(array) if tuple(array.shape[1:]) == (1,) else array
 
 
 def refuse_foreign(where: str, name: str, array: Any) -> None:
@@ -153,15 +154,18 @@ def refuse_foreign(where: str, name: str, array: Any) -> None:
         )
 
 
-def info_names(where: str, infos: Any) -> tuple[str, ...]:
+def info_names(where: str, infos: Any, taken: Iterable[str]) -> tuple[str, ...]:
     """Return the names of infos to load.
 
     Raises:
         TypeError: If `infos` is one string, or holds no strings.
+        DatasetError: If one of the names is taken by a field.
     """
     if isinstance(infos, Iterable) and not isinstance(infos, str):
         names = tuple(infos)
         if all(isinstance(name, str) for name in names):
+            for name in {*taken}.intersection(names):
+                raise DatasetError(f"{where}: infos has {name!r}, which is a field already")
             return names
     raise TypeError(f"{where}: infos must be a list of names, such as ['qpos'], got {infos!r}")
 

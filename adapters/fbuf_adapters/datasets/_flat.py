@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from fbuf_adapters.datasets._blocks import Block
 from fbuf_adapters.datasets._continuity import goes_on
 from fbuf_adapters.datasets._ends import Ends, settle
 from fbuf_adapters.datasets._errors import DatasetError
-from fbuf_adapters.datasets._fields import NEXT, Array, native, nested, spec, under
+from fbuf_adapters.datasets._fields import NEXT, Array, native, nested, spec, under, within
+from fbuf_adapters.datasets._source import Block, RowFlags, Source
 
 LAST = "last_observation"
 """The name of the observations of `Last` in a data set."""
@@ -33,7 +33,7 @@ class Last:
     of: str | None
 
 
-class Flat:
+class Flat(Source):
     """Arrays of all rows, of which a part is read at a time.
 
     Args:
@@ -59,7 +59,7 @@ class Flat:
         item: Any = None,
         called: Mapping[str, str] | None = None,
     ) -> None:
-        self._where, self._fields, self._following = where, fields, following
+        self.where, self._fields, self._following = where, fields, following
         self._asked, self._called, self._said = asked, called or {}, ends
         self.rows = len(ends.terminated)
         following_said = {f"{NEXT}{name}": leaf for name, leaf in following.items()}
@@ -76,64 +76,58 @@ class Flat:
         specs = {name: spec(leaf) for name, leaf in fields.items()}
         self.item = nested(specs) if item is None else item
 
-    def settle(self, of: str, size: int) -> list[str]:
-        """Find where episodes end; see `Data`."""
-        terminated = self._terminated = self._said.terminated
-        observed, shown = under(self._fields, of), None
+    def settle(self, next_of: str, size: int) -> list[str]:
+        """Find where episodes end; see `Source`."""
+        terminated = self._said.terminated
+        observed, shown = under(self._fields, next_of), None
         shapes = lambda leaves: {name: tuple(leaf.shape) for name, leaf in leaves.items()}
         if observed and shapes(observed) == shapes(self._following):
             shown = goes_on(observed, self._following, ~self._said.truncated, size)
-        self._truncated, doubts = settle(self._said, shown)
+        truncated, doubts = settle(self._said, shown)
         if self.rows:
-            self._truncated[-1] |= not terminated[-1]
-        ended = terminated | self._truncated
-        self._episode = np.cumsum(ended) - ended  # the episode of each row
+            truncated[-1] |= not terminated[-1]
+        ended = terminated | truncated
         lacking = ended.copy() if not self._following else np.zeros_like(ended)
         if self._last is not None:
             lacking[self._last.rows] = False
         # A row that terminated needs no next observation: its value is 0.
-        self._unknown, self._stands_in = lacking & ~terminated, lacking & terminated
-        self.ends, self.unknown = int(ended.sum()), int(self._unknown.sum())
-        self.needless = int(self._stands_in.sum())
+        unknown, stands_in = lacking & ~terminated, lacking & terminated
+        self._flags = RowFlags(terminated, truncated, unknown, stands_in)
+        self.ends, self.unknown = int(ended.sum()), int(unknown.sum())
+        self.stands_in = int(stands_in.sum())
         return doubts
 
-    def blocks(self, names: list[str], of: str | None, size: int) -> Iterator[Block]:
-        """Return the rows in order; see `Data`. The block before is in memory, too."""
-        if of is None and self._asked:
+    def blocks(self, names: list[str], next_of: str | None, size: int) -> Iterator[Block]:
+        """Return the rows in order; see `Source`. The block before is in memory, too."""
+        if next_of is None and self._asked:
             raise DatasetError(
-                f"{self._where}: {NEXT} is given, and the buffer has no place for it; give "
+                f"{self.where}: {NEXT} is given, and the buffer has no place for it; give "
                 f"next_of='observation', or the item a field {NEXT!r}, or leave it out"
             )
-        if of is not None:
-            self._check_next(of)
-        return self._blocks(names, of, size)
+        if next_of is not None:
+            self._check_next(next_of)
+        return self._blocks(names, next_of, size)
 
-    def _blocks(self, names: list[str], of: str | None, size: int) -> Iterator[Block]:
+    def _blocks(self, names: list[str], next_of: str | None, size: int) -> Iterator[Block]:
+        observed = {} if next_of is None else within(self._fields, next_of)
         before: Block | None = None
         for start in range(0, self.rows, size):
             part = slice(start, min(start + size, self.rows))
-            wanted = dict.fromkeys(names)
-            wanted |= dict.fromkeys(n for n in self._fields if of and under({n: 0}, of))
+            wanted = dict.fromkeys([*names, *observed])
             fields = {name: native(self._fields[name][part]) for name in wanted}
-            here = {} if of is None else under(fields, of)
-            block = Block(
-                fields,
-                {name: self._led_to(name, leaf, part) for name, leaf in here.items()},
-                self._terminated[part],
-                self._truncated[part],
-                self._unknown[part],
-                self._stands_in[part],
-                int(self._episode[start]),
-                start,
-            )
+            flags = RowFlags(*(flag[part] for flag in self._flags))
+            following = {
+                name: self._led_to(name.removeprefix(next_of or ""), fields[name], part, flags)
+                for name in observed
+            }
             if before is not None:
-                self._join(before, here)
+                self._join(before, fields)
                 yield before
-            before = block
+            before = Block(fields, following, flags)
         if before is not None:
             yield before
 
-    def _led_to(self, name: str, leaf: Array, part: slice) -> Array:
+    def _led_to(self, name: str, leaf: Array, part: slice, flags: RowFlags) -> Array:
         """Return the next observations of a block; that of its last row only if it is stored.
 
         A row's own observation stands in, because a network can be given it.
@@ -143,13 +137,12 @@ class Flat:
         following = np.empty_like(leaf)
         following[:-1] = leaf[1:]
         following[-1] = 0
-        ended = np.flatnonzero(self._terminated[part] | self._truncated[part])
-        for row in ended.tolist():
+        for row in np.flatnonzero(flags.ended).tolist():
             place = self._last_at.get(part.start + row)
             if self._last is not None and place is not None:
                 following[row] = self._last.leaves[name][place]
             else:
-                following[row] = leaf[row] if self._stands_in[part][row] else 0
+                following[row] = leaf[row] if flags.stands_in[row] else 0
         return following
 
     def _check_next(self, of: str) -> None:
@@ -158,20 +151,20 @@ class Flat:
         last = self._last
         if last is not None and last.of not in (None, of):
             raise DatasetError(
-                f"{self._where}: the data set has the last values of {last.of!r}, and not of "
+                f"{self.where}: the data set has the last values of {last.of!r}, and not of "
                 f"{of!r}; give next_of={last.of!r}"
             )
         for called, given in ((NEXT, self._following), (LAST, last.leaves if last else {})):
             if given and fields.keys() != given.keys():
                 raise DatasetError(
-                    f"{self._where}: {called} must have the same parts as {of}, which has "
+                    f"{self.where}: {called} must have the same parts as {of}, which has "
                     f"{', '.join(of + name for name in fields)}; it has "
                     f"{', '.join(called + name for name in given)}"
                 )
             for name, leaf in given.items():
                 if spec(leaf).shape != fields[name].shape:
                     raise DatasetError(
-                        f"{self._where}: {self._say(called + name)} has shape {spec(leaf).shape} "
+                        f"{self.where}: {self._say(called + name)} has shape {spec(leaf).shape} "
                         f"in each row, and {self._say(of + name)} has {fields[name].shape}; they "
                         "must be alike"
                     )
@@ -180,9 +173,8 @@ class Flat:
         """Return the name of a leaf in the data set."""
         return self._called.get(name, name)
 
-    def _join(self, before: Block, here: dict[str, Array]) -> None:
+    def _join(self, before: Block, fields: dict[str, Array]) -> None:
         """Give the last row of a block the next observation, unless an episode ended."""
-        if self._following or before.terminated[-1] or before.truncated[-1]:
-            return
-        for name, leaf in here.items():
-            before.following[name][-1] = leaf[0]
+        if not self._following and not before.flags.ended[-1]:
+            for name, leaf in before.following.items():
+                leaf[-1] = fields[name][0]

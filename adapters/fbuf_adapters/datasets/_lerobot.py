@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
-from fbuf.adapter_api import Sampler, check, warn
+from fbuf.adapter_api import check, warn
 from fbuf_adapters.datasets._ends import Ends
 from fbuf_adapters.datasets._errors import DatasetError
 from fbuf_adapters.datasets._fields import flags
 from fbuf_adapters.datasets._flat import Flat
-from fbuf_adapters.datasets._lerobot_columns import Images, Numbers, Videos
-from fbuf_adapters.datasets._lerobot_formats import read_metadata
-from fbuf_adapters.datasets._lerobot_metadata import LeRobotMetadata, VideoFrames
-from fbuf_adapters.datasets._lerobot_rows import Rows
-from fbuf_adapters.datasets._loading import Options, load
+from fbuf_adapters.datasets._lerobot_columns import (
+    ImageColumn,
+    NumberColumn,
+    Rows,
+    VideoColumn,
+)
+from fbuf_adapters.datasets._lerobot_metadata import VideoFrames, read_metadata
+from fbuf_adapters.datasets._loading import Options, load, loader
 
 
+@loader
 def from_lerobot(
     path: str | os.PathLike[str],
     into: Any = None,
@@ -27,11 +31,7 @@ def from_lerobot(
     episodes: Sequence[int] | None = None,
     decode: Callable[[VideoFrames], Any] | None = None,
     terminated: str | None = None,
-    sampler: Sampler | None = None,
-    next_of: str | None = None,
-    casts: Mapping[str, Any] | None = None,
-    drop: Iterable[str] = (),
-    progress: bool | None = None,
+    **options: Unpack[Options],
 ) -> Any:
     """Load a data set of LeRobot, of format v3.0 or v2.1, into a buffer.
 
@@ -60,12 +60,10 @@ def from_lerobot(
             which need not be those of the file. The files are asked for in their order.
         terminated: The feature that says that an episode ended by itself, such as `"next.done"`:
             bools, or numbers 0 and 1. A row where it is True ends its episode, and has discount 0.
-        sampler: As for `from_arrays`.
+        **options: As for `from_arrays`.
         next_of: As for `from_arrays`; a name with dots is a part: `"observation.state"`.
-        casts: As for `from_arrays`.
         drop: As for `from_arrays`; names of videos may be among them. Features of words cannot be
             stored: leave them out.
-        progress: As for `from_arrays`.
 
     Returns:
         The buffer, or the store.
@@ -95,21 +93,21 @@ def from_lerobot(
     metadata = read_metadata(where, path)
     if decode is not None and not callable(decode):
         raise TypeError(f"{where}: decode must be a function of VideoFrames, got {decode!r}")
-    rows = Rows(where, metadata, _episodes(where, metadata, episodes))
-    if doubt := rows.doubt(metadata):
+    rows = Rows(where, metadata, _episodes(where, len(metadata.lengths), episodes))
+    if doubt := rows.doubt():
         warn(f"{where}: {doubt}")
-    fields = _fields(where, metadata, rows, decode)
+    fields = _fields(rows, decode)
     last = np.diff(rows.episode, append=-1) != 0
     ended = np.zeros_like(last) if terminated is None else _flag(where, fields, terminated)
-    data = Flat(where, fields, Ends(ended, last & ~ended, True, ""), following={})
+    source = Flat(where, fields, Ends(ended, last & ~ended, True, ""), following={})
+    drop = options.get("drop", ())
     if decode is None and not isinstance(drop, str):  # they are left out already
-        drop = tuple(name for name in drop if name not in metadata.videos)
-    return load(where, data, into, Options(sampler, next_of, casts, drop, progress))
+        options["drop"] = tuple(name for name in drop if name not in metadata.videos)
+    return load(source, into, **options)
 
 
-def _episodes(where: str, metadata: LeRobotMetadata, given: Any) -> list[int]:
+def _episodes(where: str, count: int, given: Any) -> list[int]:
     """Return the numbers of the episodes to load."""
-    count = len(metadata.lengths)
     if given is None:
         return list(range(count))
     if isinstance(given, str) or not isinstance(given, Iterable):
@@ -121,24 +119,19 @@ def _episodes(where: str, metadata: LeRobotMetadata, given: Any) -> list[int]:
     return sorted(set(wanted))
 
 
-def _fields(
-    where: str,
-    metadata: LeRobotMetadata,
-    rows: Rows,
-    decode: Callable[[VideoFrames], Any] | None,
-) -> dict[str, Any]:
+def _fields(rows: Rows, decode: Callable[[VideoFrames], Any] | None) -> dict[str, Any]:
     """Return the features as arrays, not read yet."""
     fields: dict[str, Any] = {}
     if not len(rows.episode):
         return fields
-    for name, feature in metadata.features.items():
+    for name, feature in rows.metadata.features.items():
         if feature["dtype"] == "video":
             if decode is not None:
-                fields[name] = Videos(where, metadata, rows, name, decode)
+                fields[name] = VideoColumn(rows, name, decode)
         elif feature["dtype"] == "image":
-            fields[name] = Images(where, rows, name)
+            fields[name] = ImageColumn(rows, name)
         else:
-            fields[name] = Numbers(where, rows, name, tuple(feature["shape"]))
+            fields[name] = NumberColumn(rows, name, tuple(feature["shape"]))
     return fields
 
 

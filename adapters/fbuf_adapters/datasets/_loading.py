@@ -2,88 +2,94 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Protocol
+import functools
+import inspect
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypedDict, TypeVar, cast
 
 import jax
 from tqdm import tqdm
 
 import fbuf
-from fbuf.adapter_api import uninterrupted, warn
-from fbuf_adapters.datasets._blocks import Block, rows_at_once
-from fbuf_adapters.datasets._chunks import Chunk, chunks
+from fbuf.adapter_api import Sampler, uninterrupted, warn
+from fbuf_adapters.datasets._chunks import Chunk, chunks, rows_at_once
 from fbuf_adapters.datasets._errors import DatasetError
 from fbuf_adapters.datasets._fields import NEXT, Casts, named, under, without
+from fbuf_adapters.datasets._source import Source
 from fbuf_adapters.datasets._target import Target
 
+F = TypeVar("F", bound=Callable[..., Any])
 
-class Data(Protocol):
-    """A data set.
 
-    Attributes:
-        item: One row: a tree of `jax.ShapeDtypeStruct`, with the dtypes of the data set.
-        rows: The number of rows.
-        ends: The number of ends of episodes; known after `settle`.
-        unknown: The number of truncated episodes without a last observation; known after `settle`.
-        needless: The same of terminated episodes, where nobody needs it; known after `settle`.
+def load(
+    source: Source,
+    into: Any = None,
+    *,
+    sampler: Sampler | None = None,
+    next_of: str | None = None,
+    casts: Mapping[str, Any] | None = None,
+    drop: Iterable[str] = (),
+    progress: bool | None = None,
+) -> Any:
+    """Load a data set of any format into a buffer; `from_arrays` and the like are made of this.
+
+    Fields, shapes, dtypes and room are checked before the first row is added, values as they are
+    read. The first row begins an episode: an open episode of `into` is ended.
+
+    Args:
+        source: The data set, an object of a class of yours.
+        into: As for `from_arrays`.
+        sampler: As for `from_arrays`.
+        next_of: As for `from_arrays`.
+        casts: As for `from_arrays`.
+        drop: As for `from_arrays`.
+        progress: As for `from_arrays`.
+
+    Returns:
+        The buffer, or the store.
+
+    Raises:
+        DatasetError: As from `from_arrays`; and if a block lacks a field, or has another shape. If
+            the blocks have fewer or more rows than `rows` says, or more ends than `ends`.
+        TypeError: As from `from_arrays`.
+        RuntimeError: If `into` has been consumed.
+
+    An exception in the middle leaves the rows that were added before in the buffer, as for
+    `from_arrays`.
+
+    Cost: O(N) time, the cost of the source, and the memory of some chunks and of one block.
+
+    Examples:
+        >>> import jax, numpy as np
+        >>> from fbuf_adapters.datasets import Block, RowFlags, Source, load
+        >>> class Ones(Source):
+        ...     item, rows, ends = {"reward": jax.ShapeDtypeStruct((), np.float32)}, 5, 1
+        ...
+        ...     def blocks(self, names, next_of, size):
+        ...         flags = RowFlags(terminated=np.arange(5) == 4, truncated=np.zeros(5, bool))
+        ...         yield Block({"reward": np.ones(5, np.float32)}, {}, flags)
+        >>> load(Ones())
+        State(Uniform, 5 of 5 rows)
     """
-
-    item: Any
-    rows: int
-    ends: int
-    unknown: int
-    needless: int
-
-    def settle(self, of: str, size: int) -> list[str]:
-        """Find where episodes end, before anything else is asked.
-
-        Args:
-            of: The field whose next values the data set may have.
-            size: About how many rows to read at a time.
-
-        Returns:
-            Doubts to warn the caller of: sentences without their end.
-        """
-        ...
-
-    def blocks(self, names: list[str], of: str | None, size: int) -> Iterator[Block]:
-        """Return the rows in order; refuse bad arguments before a row is read.
-
-        Args:
-            names: The leaves to read.
-            of: The field whose next value to read; None for no field.
-            size: About how many rows a block shall have.
-        """
-        ...
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """The options that all loaders take."""
-
-    sampler: Any
-    next_of: str | None
-    casts: Mapping[str, Any] | None
-    drop: Iterable[str]
-    progress: bool | None
-
-
-def load(where: str, data: Data, into: Any, options: Options) -> Any:
-    """Add a data set to a buffer, or to a new one; see `from_arrays`."""
-    if not data.rows:
+    where = source.where
+    if not source.rows:
         raise DatasetError(f"{where}: the data set has no rows")
-    casts = Casts(where, {} if options.casts is None else options.casts)
-    item = without(where, data.item, options.drop)
+    allowed = Casts(where, {} if casts is None else casts)
+    item = without(where, source.item, drop)
     found = named(item)
     if into is None:
-        stored = casts.stored(found, None)
-        size = rows_at_once(stored.values(), data.rows)
-        doubts = data.settle(options.next_of or "observation", size)
-        target = Target(where, _new(item, data, stored, options))
+        stored = allowed.stored(found, None)
+        size = rows_at_once(stored.values(), source.rows)
+        doubts = [*source.settle(next_of or "observation", size)]
+        row = jax.tree.unflatten(jax.tree.structure(item), [stored[name] for name in found])
+        ends = None if next_of is None else source.ends
+        law = fbuf.Uniform() if sampler is None else sampler
+        into = fbuf.init(row, source.rows, sampler=law, next_of=next_of, max_ends=ends)
+        target = Target(where, into)
     else:
-        for name in ("sampler", "next_of", "drop"):
-            if getattr(options, name) not in (None, ()):
+        for name, given in (("sampler", sampler), ("next_of", next_of), ("drop", drop)):
+            if given not in (None, ()):
                 own = "leave the fields out of its item"
                 instead = own if name == "drop" else "give it to fbuf.init"
                 raise DatasetError(
@@ -91,47 +97,50 @@ def load(where: str, data: Data, into: Any, options: Options) -> Any:
                 )
         target = Target(where, into)
         wanted = named(target.item)
-        stored = casts.stored(_with_next(found, wanted, casts), wanted)
-        size = rows_at_once(stored.values(), data.rows)
-        doubts = data.settle(target.next_of or "observation", size)
+        stored = allowed.stored(_with_next(found, wanted, allowed), wanted)
+        size = rows_at_once(stored.values(), source.rows)
+        doubts = [*source.settle(target.next_of or "observation", size)]
     # Whether the item has a field for the next observation, and the data set has no such field.
     as_field = bool(under(stored, NEXT)) and not under(found, NEXT)
     of = target.next_of or ("observation" if as_field else None)
     if of is not None and not under(found, of):
         raise DatasetError(f"{where}: the data set has no field {of!r}, which next_of names")
     try:
-        target.check(where, data.rows, data.ends)
+        target.check(where, source.rows, source.ends)
     except DatasetError as error:
         for doubt in doubts:  # the caller may not know all ends
             error.add_note(f"{where}: {doubt}")
         raise
-    names = [name for name in stored if name in found]
-    blocks = data.blocks(names, of, size)
-    if data.unknown and as_field:
+    blocks = source.blocks([name for name in stored if name in found], of, size)
+    if source.unknown and as_field:
         raise DatasetError(
-            f"{where}: the data set lacks the last observation of {data.unknown} of {data.ends} "
-            f"episodes, so {NEXT!r} cannot be a field of all rows; leave it out of the item, and "
-            "make the buffer with next_of='observation', which masks those"
+            f"{where}: the data set lacks the last observation of {source.unknown} of "
+            f"{source.ends} episodes, so {NEXT!r} cannot be a field of all rows; leave it out of "
+            "the item, and make the buffer with next_of='observation', which masks those"
         )
-    if data.needless and of is not None:
-        doubts.append(
-            f"the data set lacks the next observations of {data.needless} row"
-            f"{'s' * (data.needless > 1)} that terminated; "
-            "targets need none, so these rows count, with their own observation in its place; "
-            "where you learn from next observations themselves, leave out batch.terminated"
-        )
-    if data.unknown and of is not None:
-        doubts.append(
-            f"the data set lacks the next observations of {data.unknown} row"
-            f"{'s' * (data.unknown > 1)} that {'were' if data.unknown > 1 else 'was'} truncated; "
-            "views that need them, such as fbuf.Transition, mask these rows in every batch; where "
-            "you have them, give them to from_arrays as next_observation; where you need none, "
-            "leave next_of out"
-        )
+    if of is not None:
+        doubts += _lacking(source.unknown, source.stands_in)
     for doubt in doubts:
         warn(f"{where}: {doubt}")
-    to_add = chunks(blocks, target, stored, of, size, casts)
-    return _run(where, data.rows, target, to_add, options.progress)
+    return _run(source, target, chunks(source, blocks, target, stored, size, allowed), progress)
+
+
+def _lacking(unknown: int, stands_in: int) -> Iterator[str]:
+    """Yield doubts about the next observations that a data set lacks; see `Source`."""
+    lacks = "the data set lacks the next observations of"
+    if stands_in:
+        yield (
+            f"{lacks} {stands_in} row{'s' * (stands_in > 1)} that terminated; targets need none, "
+            "so these rows count, with their own observation in its place; where you learn from "
+            "next observations themselves, leave out batch.terminated"
+        )
+    if unknown:
+        were = "s that were" if unknown > 1 else " that was"
+        yield (
+            f"{lacks} {unknown} row{were} truncated; views that need them, such as "
+            "fbuf.Transition, mask these rows in every batch; where you have them, give them to "
+            "from_arrays as next_observation; where you need none, leave next_of out"
+        )
 
 
 def _with_next(found: dict[str, Any], item: dict[str, Any], casts: Casts) -> dict[str, Any]:
@@ -146,28 +155,19 @@ def _with_next(found: dict[str, Any], item: dict[str, Any], casts: Casts) -> dic
     return {**found, **more}
 
 
-def _new(item: Any, data: Data, stored: dict[str, Any], options: Options) -> Any:
-    item = jax.tree.unflatten(jax.tree.structure(item), [stored[name] for name in named(item)])
-    ends = None if options.next_of is None else data.ends
-    sampler = fbuf.Uniform() if options.sampler is None else options.sampler
-    return fbuf.init(item, data.rows, sampler=sampler, next_of=options.next_of, max_ends=ends)
-
-
-def _run(
-    where: str, rows: int, target: Target, to_add: Iterator[Chunk], progress: bool | None
-) -> Any:
+def _run(source: Source, target: Target, to_add: Iterator[Chunk], progress: bool | None) -> Any:
     """Add chunks; tell an exception how much was added."""
     begun, ended, added, episodes = False, True, 0, 0
-    hidden = None if progress is None else not progress
+    where, hidden = source.where, None if progress is None else not progress
     try:
         with tqdm(
-            total=rows, desc=where, unit="row", delay=1, disable=hidden, leave=False
+            total=source.rows, desc=where, unit="row", delay=1, disable=hidden, leave=False
         ) as shown:
             for chunk in to_add:
                 if not begun:
                     begun = True
                     target.end_episode()
-                ends = (chunk.terminated | chunk.truncated)[: chunk.rows]
+                ends = chunk.flags.ended[: chunk.rows]
                 with uninterrupted():  # the counts are of added rows
                     target.add(chunk)
                     added, episodes = added + chunk.rows, episodes + int(ends.sum())
@@ -179,10 +179,50 @@ def _run(
                 target.end_episode()
             part = "" if ended else " and the beginning of one, which is now truncated"
             error.add_note(
-                f"{where}: {added} of {rows} rows were added before, {episodes} whole episodes"
-                f"{part}; the attribute 'state' of this exception is the buffer with them"
+                f"{where}: {added} of {source.rows} rows were added before, {episodes} whole "
+                f"episodes{part}; the attribute 'state' of this exception is the buffer with them"
             )
             # An exception takes any attribute; pyright knows the attributes of the class alone.
             error.state = target.result  # pyright: ignore[reportAttributeAccessIssue]
         raise
     return target.result
+
+
+class Options(TypedDict, total=False):
+    """The arguments of `load` that all loaders take, for type checkers."""
+
+    sampler: Sampler | None
+    next_of: str | None
+    casts: Mapping[str, Any] | None
+    drop: Iterable[str]
+    progress: bool | None
+
+
+def loader(function: F) -> F:
+    """Have a function say that it takes the arguments of `load`, which it passes on as `**options`.
+
+    The signature names each of them. So does the docstring: an argument without an entry of its own
+    gets the text of `**options`.
+    """
+    signature = inspect.signature(function)
+    *own, _ = signature.parameters.values()
+    shared = [p for p in inspect.signature(load).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    names = {parameter.name for parameter in (*own, *shared)}
+
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        for name in kwargs.keys() - names:
+            raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}")
+        return function(*args, **kwargs)
+
+    called.__dict__["__signature__"] = signature.replace(parameters=[*own, *shared])
+    before, head, rest = inspect.cleandoc(function.__doc__ or "").partition("\nArgs:")
+    if head:  # Python with -OO has no docstrings
+        args, returns, after = rest.partition("\n\nReturns:")
+        entries = {e.partition(":")[0]: e for e in re.split(r"\n    (?=[*\w]+: )", args)[1:]}
+        text = entries.pop("**options").partition(":")[2]
+        for name in (parameter.name for parameter in shared):
+            entries[name] = entries.pop(name, f"{name}:{text}")
+        said = "".join(f"\n    {entry}" for entry in entries.values())
+        called.__doc__ = f"{before}{head}{said}{returns}{after}"
+    return cast(F, called)

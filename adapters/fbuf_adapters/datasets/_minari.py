@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn, Unpack
 
 import jax
 import numpy as np
 
-from fbuf.adapter_api import Sampler, foreign_files, local_path
-from fbuf_adapters.datasets._blocks import Block
+from fbuf.adapter_api import foreign_files, local_path
 from fbuf_adapters.datasets._errors import DatasetError, needed, unreadable
 from fbuf_adapters.datasets._fields import (
     Array,
@@ -19,23 +18,21 @@ from fbuf_adapters.datasets._fields import (
     info_names,
     named,
     native,
-    numbers,
     spec,
-    under,
+    squeezed,
+    within,
 )
-from fbuf_adapters.datasets._loading import Options, load
+from fbuf_adapters.datasets._loading import Options, load, loader
+from fbuf_adapters.datasets._source import Block, RowFlags, Source
 
 
+@loader
 def from_minari(
     dataset: Any,
     into: Any = None,
     *,
     infos: Sequence[str] = (),
-    sampler: Sampler | None = None,
-    next_of: str | None = None,
-    casts: Mapping[str, Any] | None = None,
-    drop: Iterable[str] = (),
-    progress: bool | None = None,
+    **options: Unpack[Options],
 ) -> Any:
     """Load a data set of Minari into a buffer, episode after episode.
 
@@ -57,11 +54,7 @@ def from_minari(
         infos: More fields to load, by their names in the infos that `env.step` returned with the
             row's step. If an info has one entry more than there are steps, the first entry is of
             the reset, and left out.
-        sampler: As for `from_arrays`.
-        next_of: As for `from_arrays`.
-        casts: As for `from_arrays`.
-        drop: As for `from_arrays`.
-        progress: As for `from_arrays`.
+        **options: As for `from_arrays`.
 
     Returns:
         The buffer, or the store.
@@ -89,10 +82,8 @@ def from_minari(
     References:
         Younis et al., 2024: Minari. https://minari.farama.org
     """
-    where = "from_minari"
-    minari = needed(where, "minari")
-    data = _Episodes(where, _opened(minari, dataset), info_names(where, infos))
-    return load(where, data, into, Options(sampler, next_of, casts, drop, progress))
+    minari = needed("from_minari", "minari")
+    return load(_Episodes(_opened(minari, dataset), infos), into, **options)
 
 
 def _opened(minari: Any, dataset: Any) -> Any:
@@ -127,16 +118,14 @@ def _require_plain(folder: str) -> None:
             raise unreadable("from_minari", root / name, "data set of Minari", error) from error
 
 
-class _Episodes:
-    """A data set of Minari, see `Data`. Its last observations are all there."""
+class _Episodes(Source):
+    """A data set of Minari. Its last observations are all there."""
 
-    unknown = needless = 0
+    where = "from_minari"
 
-    def __init__(self, where: str, dataset: Any, infos: tuple[str, ...]) -> None:
-        self._where, self._dataset, self._infos = where, dataset, infos
-        taken = {"observation", "action", "reward"}.intersection(infos)
-        if taken:
-            raise DatasetError(f"{where}: infos has {taken.pop()!r}, which is a field already")
+    def __init__(self, dataset: Any, infos: Any) -> None:
+        self._dataset = dataset
+        self._infos = info_names(self.where, infos, ("observation", "action", "reward"))
         self.rows, self.ends = int(dataset.total_steps), len(dataset)
         with_steps = (episode for episode in self._episodes() if len(episode.rewards))
         first = next(with_steps, None)
@@ -144,11 +133,7 @@ class _Episodes:
             self._miscounted(f"episode {first.id} has {len(first.rewards)}")
         self.item: Any = {} if first is None else jax.tree.map(spec, self._tree(first))
 
-    def settle(self, of: str, size: int) -> list[str]:
-        """Return no doubts: each episode tells its end."""
-        return []
-
-    def blocks(self, names: list[str], of: str | None, size: int) -> Iterator[Block]:
+    def blocks(self, names: list[str], next_of: str | None, size: int) -> Iterator[Block]:
         """Yield each episode as a block."""
         row = 0
         for episode in self._episodes():
@@ -158,19 +143,14 @@ class _Episodes:
             if not steps:
                 continue
             leaves = named(self._tree(episode))
-            observed = {} if of is None else under(leaves, of)
-            for name in {*names, *(f"{of}{name}" for name in observed)}:
+            observed = {} if next_of is None else within(leaves, next_of)
+            for name in {*names, *observed}:
                 self._check(episode, leaves, name)
-            terminated, truncated = self._ends(episode, steps)
             yield Block(
                 fields={name: self._of_steps(name, leaves[name], steps) for name in names},
                 following={name: leaf[1:] for name, leaf in observed.items()},
-                terminated=terminated,
-                truncated=truncated,
-                unknown=np.zeros(steps, np.bool_),
-                stands_in=np.zeros(steps, np.bool_),
+                flags=self._flags(episode, steps),
                 episode=int(episode.id),
-                first=row,
             )
             row += steps
         if row < self.rows:
@@ -179,7 +159,7 @@ class _Episodes:
     def _miscounted(self, found: str) -> NoReturn:
         """Refuse a data set whose metadata give another number of steps."""
         raise DatasetError(
-            f"{self._where}: the metadata of the data set say that it has {self.rows} steps, and "
+            f"{self.where}: the metadata of the data set say that it has {self.rows} steps, and "
             f"{found}; correct total_steps in its metadata.json, or write the data set anew"
         )
 
@@ -191,7 +171,7 @@ class _Episodes:
                 episode = next(episodes)
             except Exception as error:
                 raise DatasetError(
-                    f"{self._where}: episode {number} cannot be read: {error}"
+                    f"{self.where}: episode {number} cannot be read: {error}"
                 ) from error
             yield episode
 
@@ -200,13 +180,13 @@ class _Episodes:
         tree = {
             "observation": episode.observations,
             "action": episode.actions,
-            "reward": numbers(native(episode.rewards))[:],
+            "reward": squeezed(native(episode.rewards))[:],
         }
         for name in self._infos:
             if name not in (episode.infos or {}):
                 there = ", ".join(episode.infos or {}) or "none"
                 raise DatasetError(
-                    f"{self._where}: episode {episode.id} has no info {name!r}; there are {there}"
+                    f"{self.where}: episode {episode.id} has no info {name!r}; there are {there}"
                 )
             tree[name] = episode.infos[name]
         is_list = lambda part: isinstance(part, list)  # of strings
@@ -214,14 +194,14 @@ class _Episodes:
         for name, leaf in named(tree).items():
             if not leaf.ndim:
                 raise DatasetError(
-                    f"{self._where}: episode {episode.id}: {name} is one value, and not one a step"
+                    f"{self.where}: episode {episode.id}: {name} is one value, and not one a step"
                 )
         return tree
 
     def _check(self, episode: Any, leaves: dict[str, Array], name: str) -> None:
         """Refuse a leaf of another length or shape than the steps have."""
         steps = len(episode.rewards)
-        at = f"{self._where}: episode {episode.id}: {name}"
+        at = f"{self.where}: episode {episode.id}: {name}"
         if name not in leaves:
             raise DatasetError(f"{at} is missing, which the first episode has")
         more = self._is_observed(name)
@@ -238,28 +218,28 @@ class _Episodes:
                 f"{at} has shape {leaves[name].shape[1:]}, and in the first episode it has {usual}"
             )
 
-    def _ends(self, episode: Any, steps: int) -> tuple[Array, Array]:
+    def _flags(self, episode: Any, steps: int) -> RowFlags:
         """Return the flags of an episode, which must end at its last step and nowhere else."""
         found: list[Array] = []
         for name in ("terminations", "truncations"):
-            flag = flags(self._where, name, getattr(episode, name), int(episode.id))
+            flag = flags(self.where, name, getattr(episode, name), int(episode.id))
             if len(flag) != steps:
                 raise DatasetError(
-                    f"{self._where}: episode {episode.id}: {name} has {len(flag)} entries, and "
+                    f"{self.where}: episode {episode.id}: {name} has {len(flag)} entries, and "
                     f"there are {steps} steps"
                 )
             if flag[:-1].any():
                 raise DatasetError(
-                    f"{self._where}: episode {episode.id}: {name} is True at step "
+                    f"{self.where}: episode {episode.id}: {name} is True at step "
                     f"{int(np.argmax(flag))} of {steps}, before the last one; an episode ends once"
                 )
             found.append(flag)
         if not (found[0][-1] or found[1][-1]):
             raise DatasetError(
-                f"{self._where}: episode {episode.id} has no end: neither terminations nor "
+                f"{self.where}: episode {episode.id} has no end: neither terminations nor "
                 "truncations is True at its last step; write it with truncations[-1] = True"
             )
-        return found[0], found[1]
+        return RowFlags(*found)
 
     def _is_info(self, name: str) -> bool:
         """Return whether a leaf is of an info, whose name may have dots."""

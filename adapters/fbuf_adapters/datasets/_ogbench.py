@@ -4,33 +4,30 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Unpack
 
 import numpy as np
 
-from fbuf.adapter_api import Sampler, foreign_files, local_path
-from fbuf_adapters.datasets._blocks import rows_at_once
+from fbuf.adapter_api import foreign_files, local_path
+from fbuf_adapters.datasets._chunks import rows_at_once
 from fbuf_adapters.datasets._ends import Ends
 from fbuf_adapters.datasets._errors import DatasetError
 from fbuf_adapters.datasets._fields import Array, flags, info_names, spec
 from fbuf_adapters.datasets._flat import Flat, Last
-from fbuf_adapters.datasets._loading import Options, load
+from fbuf_adapters.datasets._loading import Options, load, loader
 from fbuf_adapters.datasets._npz_members import Member, Npz, opened
 
 _CALLED = {"observation": "observations", "action": "actions"}
 
 
+@loader
 def from_ogbench(
     path: str | os.PathLike[str],
     into: Any = None,
     *,
     infos: Sequence[str] = (),
-    sampler: Sampler | None = None,
-    next_of: str | None = None,
-    casts: Mapping[str, Any] | None = None,
-    drop: Iterable[str] = (),
-    progress: bool | None = None,
+    **options: Unpack[Options],
 ) -> Any:
     """Load an npz file of OGBench into a buffer.
 
@@ -44,11 +41,7 @@ def from_ogbench(
         path: The file, such as `~/.ogbench/data/antmaze-large-navigate-v0.npz`.
         into: As for `from_arrays`.
         infos: More fields to load: `"qpos"`, `"qvel"` or `"button_states"`.
-        sampler: As for `from_arrays`.
-        next_of: As for `from_arrays`.
-        casts: As for `from_arrays`.
-        drop: As for `from_arrays`.
-        progress: As for `from_arrays`.
+        **options: As for `from_arrays`.
 
     Returns:
         The buffer, or the store.
@@ -76,13 +69,10 @@ def from_ogbench(
         https://arxiv.org/abs/2410.20092
     """
     where = "from_ogbench"
-    names = info_names(where, infos)
-    if taken := {*_CALLED}.intersection(names):
-        raise DatasetError(f"{where}: infos has {taken.pop()!r}, which is a field already")
+    names = info_names(where, infos, _CALLED)
     path = local_path(where, path)
     with opened(where, path) as file:
-        data = _flat(where, file, names)
-        return load(where, data, into, Options(sampler, next_of, casts, drop, progress))
+        return load(_flat(where, file, names), into, **options)
 
 
 def _flat(where: str, file: Npz, infos: tuple[str, ...]) -> Flat:

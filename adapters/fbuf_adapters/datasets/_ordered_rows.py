@@ -12,8 +12,8 @@ import numpy as np
 import fbuf
 from fbuf.adapter_api import DUMMY, REMOVED, STANDS_IN, TERMINATED, TRUNCATED, Lane, stored_lanes
 from fbuf.host import HostStore
-from fbuf_adapters.datasets._blocks import rows_at_once
 from fbuf_adapters.datasets._buffers import Buffer
+from fbuf_adapters.datasets._chunks import rows_at_once
 from fbuf_adapters.datasets._fields import NEXT, Array, named, under
 
 

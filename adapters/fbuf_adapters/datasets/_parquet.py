@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import bisect
+import contextlib
+import functools
+import itertools
 import math
 import os
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import numpy as np
 
 from fbuf.adapter_api import foreign_files
-from fbuf_adapters.datasets import _others
-from fbuf_adapters.datasets._errors import DatasetError, needed, unreadable
+from fbuf_adapters.datasets._errors import DatasetError, advice_on_path, needed, unreadable
 from fbuf_adapters.datasets._fields import Array
 
 EXTRA = "lerobot"
 """The extra of fbuf with pyarrow."""
+
+_OPEN_FILES = 16
 
 
 def opened(parquet: Any, path: pathlib.Path) -> Any:
@@ -37,6 +42,70 @@ def opened(parquet: Any, path: pathlib.Path) -> Any:
     return file
 
 
+class Groups:
+    """Columns of parquet files, read a group of rows at a time; the last group of each is kept.
+
+    Args:
+        where: The function that was called, for errors.
+        kind: The kind of the files, for errors.
+        plain: Returns the array to keep, given the name of a column and a group of its rows.
+    """
+
+    def __init__(self, where: str, kind: str, plain: Callable[[str, Any], Any]) -> None:
+        self._where, self._kind, self._plain = where, kind, plain
+        self._arrow, parquet = (needed(where, n, EXTRA) for n in ("pyarrow", "pyarrow.parquet"))
+        self._broken = (self._arrow.ArrowException, OSError, ValueError, MemoryError)
+        self._kept: dict[str, tuple[tuple[pathlib.Path, int], Any]] = {}
+        self._opened = functools.lru_cache(_OPEN_FILES)(lambda path: _with_starts(parquet, path))
+
+    def columns(self, path: pathlib.Path) -> tuple[list[str], int]:
+        """Return the names of the columns of a file, one for each field of a struct; its rows."""
+        with self._reading(path):
+            file, starts = self._opened(path)
+            names = [name for field in file.schema_arrow for name in _leaves(self._arrow, field)]
+            return names, starts[-1]
+
+    def read(self, path: pathlib.Path, name: str, part: slice) -> list[Any]:
+        """Return the arrays that make up a part of a column, one of each group.
+
+        Raises:
+            DatasetError: If the file cannot be read.
+            FileNotFoundError: If there is no such file.
+            LookupError: If it has no such column.
+        """
+        with self._reading(path):
+            _, starts = self._opened(path)
+            low, high, _ = part.indices(starts[-1])
+            groups = range(bisect.bisect(starts, low) - 1, bisect.bisect_left(starts, high))
+            return [
+                self._group(path, n, name)[max(low - starts[n], 0) : high - starts[n]]
+                for n in groups
+            ]
+
+    def _group(self, path: pathlib.Path, number: int, name: str) -> Any:
+        if self._kept.get(name, (None, None))[0] != (path, number):
+            file, _ = self._opened(path)
+            column = file.read_row_group(number, columns=[name]).column(0).combine_chunks()
+            self._kept[name] = (path, number), self._plain(name, column)
+        return self._kept[name][1]
+
+    @contextlib.contextmanager
+    def _reading(self, path: pathlib.Path) -> Generator[None]:
+        try:
+            yield
+        except (DatasetError, FileNotFoundError):
+            raise
+        except self._broken as error:
+            raise unreadable(self._where, path, self._kind, error) from error
+
+
+def _with_starts(parquet: Any, path: pathlib.Path) -> tuple[Any, list[int]]:
+    """Return a file, and the numbers of the first rows of its groups, and of all rows."""
+    file = opened(parquet, path)
+    counts = (file.metadata.row_group(number).num_rows for number in range(file.num_row_groups))
+    return file, list(itertools.accumulate(counts, initial=0))
+
+
 class Table:
     """The columns of some parquet files, one file after another.
 
@@ -52,27 +121,17 @@ class Table:
     """
 
     def __init__(self, where: str, paths: list[pathlib.Path]) -> None:
-        self.where, parquet = where, needed(where, "pyarrow.parquet", EXTRA)
-        arrow = needed(where, "pyarrow", EXTRA)
-        self._broken = (arrow.ArrowException, OSError, ValueError, MemoryError)
-        self._paths, self._groups = paths, list[tuple[int, Any, int]]()
-        self._starts, self.names = [0], list[str]()
-        self._held: dict[str, tuple[int, Array]] = {}
-        for number, path in enumerate(paths):
-            try:
-                file = opened(parquet, path)
-                names = [name for field in file.schema_arrow for name in _leaves(arrow, field)]
-            except self._broken as error:
-                raise unreadable(where, path, "parquet", error) from error
-            if number and names != self.names:
+        self.where, self._paths, self._starts = where, paths, [0]
+        self._groups = Groups(where, "parquet", self._plain)
+        self.names, _ = self._groups.columns(paths[0])
+        for path in paths:
+            names, rows = self._groups.columns(path)
+            if names != self.names:
                 raise DatasetError(
                     f"{where}: {path.name} has other columns than {paths[0].name}; give the files "
                     "one after another, each with an into that takes its columns"
                 )
-            self.names = names
-            for group in range(file.num_row_groups):
-                self._groups.append((number, file, group))
-                self._starts.append(self._starts[-1] + file.metadata.row_group(group).num_rows)
+            self._starts.append(self._starts[-1] + rows)
 
     @property
     def rows(self) -> int:
@@ -81,23 +140,10 @@ class Table:
 
     def parts(self, name: str, part: slice) -> Iterator[Array]:
         """Yield the arrays that make up a part of a column, a group of rows each."""
-        for number, (begin, end) in enumerate(zip(self._starts, self._starts[1:], strict=False)):
+        for path, begin, end in zip(self._paths, self._starts, self._starts[1:], strict=False):
             low, high = max(part.start, begin), min(part.stop, end)
             if low < high:
-                yield self._group(name, number)[low - begin : high - begin]
-
-    def _group(self, name: str, number: int) -> Array:
-        """Return a column of a group of rows; the one that was read last is kept."""
-        if self._held.get(name, (-1, None))[0] != number:
-            path, file, group = self._groups[number]
-            try:
-                column = file.read_row_group(group, columns=[name]).column(0).combine_chunks()
-                self._held[name] = number, self._plain(name, column)
-            except DatasetError:
-                raise
-            except self._broken as error:
-                raise unreadable(self.where, self._paths[path], "parquet", error) from error
-        return self._held[name][1]
+                yield from self._groups.read(path, name, slice(low - begin, high - begin))
 
     def _plain(self, name: str, column: Any) -> Array:
         """Return the numbers of an array of lists of lists, `[rows, ...]`."""
@@ -178,7 +224,7 @@ def files_of(where: str, path: str | os.PathLike[str]) -> list[pathlib.Path]:
         return [given]
     names = sorted(entry.name for entry in given.iterdir() if entry.name.endswith(".parquet"))
     if not names:
-        advice = _others.of_path(path)
+        advice = advice_on_path(path)
         raise DatasetError(
             f"{where}: {os.fspath(path)!r} has no files that end in .parquet{advice}"
         )

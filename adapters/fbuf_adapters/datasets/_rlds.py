@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Unpack
 
 import jax
 import numpy as np
 
-from fbuf.adapter_api import Sampler
-from fbuf_adapters.datasets._blocks import Block
 from fbuf_adapters.datasets._errors import DatasetError
-from fbuf_adapters.datasets._fields import Array, named, native, nested, spec, under
-from fbuf_adapters.datasets._loading import Options, load
+from fbuf_adapters.datasets._fields import Array, named, native, nested, spec, within
+from fbuf_adapters.datasets._loading import Options, load, loader
+from fbuf_adapters.datasets._source import Block, RowFlags, Source
 
 _FLAGS = ("is_first", "is_last", "is_terminal")
 
 
+@loader
 def from_rlds(
     episodes: Sequence[Mapping[str, Any]],
     into: Any = None,
-    *,
-    sampler: Sampler | None = None,
-    next_of: str | None = None,
-    casts: Mapping[str, Any] | None = None,
-    drop: Iterable[str] = (),
-    progress: bool | None = None,
+    **options: Unpack[Options],
 ) -> Any:
     """Load episodes in the form of RLDS into a buffer, one after another.
 
@@ -39,11 +34,8 @@ def from_rlds(
             but the files must be array_record, not TFRecord. Any sequence of dicts will do, which
             have `steps`: a sequence of dicts with `is_terminal`, arrays and numbers.
         into: As for `from_arrays`.
-        sampler: As for `from_arrays`.
-        next_of: As for `from_arrays`.
-        casts: As for `from_arrays`.
+        **options: As for `from_arrays`.
         drop: As for `from_arrays`. Words cannot be stored: leave them out.
-        progress: As for `from_arrays`.
 
     Returns:
         The buffer, or the store.
@@ -67,24 +59,22 @@ def from_rlds(
         Ramos et al., 2021: RLDS: an Ecosystem to Generate, Share and Use Datasets in Reinforcement
         Learning. https://arxiv.org/abs/2111.02767
     """
-    where = "from_rlds"
     is_sequence = hasattr(episodes, "__getitem__") and hasattr(episodes, "__len__")
     if not is_sequence or isinstance(episodes, str | Mapping):
         raise TypeError(
-            f"{where}: episodes must be a sequence, such as builder.as_data_source('train') of "
+            "from_rlds: episodes must be a sequence, such as builder.as_data_source('train') of "
             f"TensorFlow Datasets, got {type(episodes).__name__}"
         )
-    data = _Episodes(where, episodes)
-    return load(where, data, into, Options(sampler, next_of, casts, drop, progress))
+    return load(_Episodes(episodes), into, **options)
 
 
-class _Episodes:
-    """Episodes, see `Data`. Their last observations are all there."""
+class _Episodes(Source):
+    """Episodes. Their last observations are all there."""
 
-    unknown = needless = 0
+    where = "from_rlds"
 
-    def __init__(self, where: str, episodes: Any) -> None:
-        self._where, self._episodes = where, episodes
+    def __init__(self, episodes: Any) -> None:
+        self._episodes = episodes
         self._lengths: list[int] = []
         self._terminal: list[bool] = []
         for number in range(len(episodes)):
@@ -99,13 +89,8 @@ class _Episodes:
             leaves = self._leaves(first, [self._steps(first)[0]])
             self.item = nested({name: spec(leaf) for name, leaf in leaves.items()})
 
-    def settle(self, of: str, size: int) -> list[str]:
-        """Return no doubts: each episode tells its end."""
-        return []
-
-    def blocks(self, names: list[str], of: str | None, size: int) -> Iterator[Block]:
+    def blocks(self, names: list[str], next_of: str | None, size: int) -> Iterator[Block]:
         """Yield each episode as a block."""
-        row = 0
         for number, length in enumerate(self._lengths):
             if not length:
                 continue
@@ -113,30 +98,24 @@ class _Episodes:
             for place, step in enumerate(steps[:-1]):
                 if step.get("is_last", False):
                     raise DatasetError(
-                        f"{self._where}: episode {number}: step {place} of {length + 1} is_last; "
+                        f"{self.where}: episode {number}: step {place} of {length + 1} is_last; "
                         "split the episode there"
                     )
             leaves = self._leaves(number, steps)
-            ended = np.arange(length) == length - 1
+            observed = {} if next_of is None else within(leaves, next_of)
+            ended, terminal = np.arange(length) == length - 1, self._terminal[number]
             yield Block(
                 fields={name: leaves[name][:-1] for name in names},
-                following={}
-                if of is None
-                else {name: leaf[1:] for name, leaf in under(leaves, of).items()},
-                terminated=ended & self._terminal[number],
-                truncated=ended & (not self._terminal[number]),
-                unknown=np.zeros(length, np.bool_),
-                stands_in=np.zeros(length, np.bool_),
+                following={name: leaf[1:] for name, leaf in observed.items()},
+                flags=RowFlags(terminated=ended & terminal, truncated=ended & (not terminal)),
                 episode=number,
-                first=row,
             )
-            row += length
 
     def _steps(self, number: int) -> Any:
         episode = self._episodes[number]
         if not isinstance(episode, Mapping) or "steps" not in episode:
             raise TypeError(
-                f"{self._where}: episode {number} must be a dict with 'steps', got "
+                f"{self.where}: episode {number} must be a dict with 'steps', got "
                 f"{type(episode).__name__}"
             )
         return episode["steps"]
@@ -153,7 +132,7 @@ class _Episodes:
             for place, row in enumerate(rows):
                 if name not in row:
                     raise DatasetError(
-                        f"{self._where}: episode {number}: step {place} has no {name!r}; drop it, "
+                        f"{self.where}: episode {number}: step {place} has no {name!r}; drop it, "
                         "or write it into all steps"
                     )
             try:
@@ -161,13 +140,13 @@ class _Episodes:
             except ValueError:
                 shapes = sorted({np.shape(row[name]) for row in rows})
                 raise DatasetError(
-                    f"{self._where}: episode {number}: {name} has the shapes {shapes}; they must "
+                    f"{self.where}: episode {number}: {name} has the shapes {shapes}; they must "
                     "be alike"
                 ) from None
             usual = wanted[name].shape if isinstance(wanted[name], jax.ShapeDtypeStruct) else None
             if usual is not None and found[name].shape[1:] != usual:
                 raise DatasetError(
-                    f"{self._where}: episode {number}: {name} has shape {found[name].shape[1:]}, "
+                    f"{self.where}: episode {number}: {name} has shape {found[name].shape[1:]}, "
                     f"and in the first step it has {usual}"
                 )
         return found

@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Unpack
 
 import numpy as np
 
-from fbuf.adapter_api import Sampler, foreign_files, local_path
+from fbuf.adapter_api import foreign_files, local_path
 from fbuf_adapters.datasets._ends import Ends
 from fbuf_adapters.datasets._errors import DatasetError
 from fbuf_adapters.datasets._fields import NEXT, flags, under
 from fbuf_adapters.datasets._flat import Flat
-from fbuf_adapters.datasets._loading import Options, load
+from fbuf_adapters.datasets._loading import Options, load, loader
 from fbuf_adapters.datasets._parquet import Column, Table, files_of
 
 
+@loader
 def from_parquet(
     path: str | os.PathLike[str],
     into: Any = None,
     *,
     terminated: str = "terminated",
     truncated: str | None = None,
-    sampler: Sampler | None = None,
-    next_of: str | None = None,
-    casts: Mapping[str, Any] | None = None,
-    drop: Iterable[str] = (),
-    progress: bool | None = None,
+    **options: Unpack[Options],
 ) -> Any:
     """Load parquet files with a row a step, episode after episode, into a buffer.
 
@@ -43,11 +40,8 @@ def from_parquet(
             numbers 0 and 1.
         truncated: The column that says that an episode was cut off after this row. None takes the
             column `truncated`, if it is there.
-        sampler: As for `from_arrays`.
-        next_of: As for `from_arrays`.
-        casts: As for `from_arrays`.
+        **options: As for `from_arrays`.
         drop: As for `from_arrays`. Words cannot be stored: leave them out.
-        progress: As for `from_arrays`.
 
     Returns:
         The buffer, or the store.
@@ -74,21 +68,18 @@ def from_parquet(
     where = "from_parquet"
     table = Table(where, files_of(where, local_path(where, path)))
     column = lambda name: Column(table, name)
-    data = _flat(where, table.names, column, terminated, truncated, _names(where, drop))
-    return load(where, data, into, Options(sampler, next_of, casts, (), progress))
+    drop = options.pop("drop", ())
+    return load(_flat(where, table.names, column, terminated, truncated, drop), into, **options)
 
 
+@loader
 def from_pandas(
     frame: Any,
     into: Any = None,
     *,
     terminated: str = "terminated",
     truncated: str | None = None,
-    sampler: Sampler | None = None,
-    next_of: str | None = None,
-    casts: Mapping[str, Any] | None = None,
-    drop: Iterable[str] = (),
-    progress: bool | None = None,
+    **options: Unpack[Options],
 ) -> Any:
     """Load a data frame with a row a step, episode after episode, into a buffer.
 
@@ -100,11 +91,8 @@ def from_pandas(
         into: As for `from_arrays`.
         terminated: As for `from_parquet`.
         truncated: As for `from_parquet`.
-        sampler: As for `from_arrays`.
-        next_of: As for `from_arrays`.
-        casts: As for `from_arrays`.
+        **options: As for `from_arrays`.
         drop: As for `from_parquet`.
-        progress: As for `from_arrays`.
 
     Returns:
         The buffer, or the store.
@@ -137,8 +125,8 @@ def from_pandas(
             "have a name of its own, which is a str; give frame.rename(columns=...)"
         )
     column = lambda name: _values(where, name, frame[name])
-    data = _flat(where, names, column, terminated, truncated, _names(where, drop))
-    return load(where, data, into, Options(sampler, next_of, casts, (), progress))
+    drop = options.pop("drop", ())
+    return load(_flat(where, names, column, terminated, truncated, drop), into, **options)
 
 
 _ENDS = ("done", "dones", "terminal", "terminals", "is_terminal", "next.done")
@@ -151,9 +139,12 @@ def _flat(
     column: Callable[[str], Any],
     terminated: str,
     truncated: str | None,
-    drop: tuple[str, ...],
+    drop: Iterable[str],
 ) -> Flat:
     """Return the columns of a table, but for those to drop."""
+    if isinstance(drop, str):
+        raise TypeError(f"{where}: drop must be a list of names, such as [{drop!r}]")
+    drop = tuple(drop)
     shown = ", ".join(map(foreign_files.printable, names)) or "none"
     for argument, name in (("terminated", terminated), ("truncated", truncated)):
         if name is not None and name not in names:
@@ -184,13 +175,6 @@ def _flat(
     fields = {name: column(name) for name in left}
     ends = Ends(ended, cut, told is not None, advice)
     return Flat(where, fields, ends, following=under(fields, NEXT))
-
-
-def _names(where: str, drop: Any) -> tuple[str, ...]:
-    """Return the names of columns to leave out."""
-    if isinstance(drop, str):
-        raise TypeError(f"{where}: drop must be a list of names, such as [{drop!r}]")
-    return tuple(drop)
 
 
 def _values(where: str, name: str, series: Any) -> Any:

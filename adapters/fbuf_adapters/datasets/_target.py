@@ -99,24 +99,24 @@ class Target(Buffer):
 
 def _given(chunk: Chunk) -> dict[str, Any]:
     """Return the arguments of `add` beside the items."""
-    given: dict[str, Any] = {"terminated": chunk.terminated, "truncated": chunk.truncated}
+    flags = chunk.flags
+    given: dict[str, Any] = {"terminated": flags.terminated, "truncated": flags.truncated}
     if chunk.next_observation is not None:
         given["next_observation"] = chunk.next_observation
-    return {**given, "mask": np.arange(len(chunk.terminated)) < chunk.rows}
+    return {**given, "mask": np.arange(len(flags.terminated)) < chunk.rows}
 
 
 def _marked(state: Any, chunk: Chunk) -> Any:
     """Mark the unknown next observations of a chunk that was added just now."""
-    ring, next_obs = state.ring, state.next_obs
+    ring, next_obs, flags = state.ring, state.next_obs, chunk.flags
     # Copies: JAX may read an array of NumPy after the call, and the next chunk is written to the
     # same array. (`fbuf.add` copies by itself.)
-    if next_obs is not None and chunk.unknown.any():
-        unknown = chunk.unknown.copy()
-        kept_at = _forgotten(next_obs.kept_at, ring.cursor, unknown, chunk.rows)
+    if next_obs is not None and flags.unknown.any():
+        kept_at = _forgotten(next_obs.kept_at, ring.cursor, flags.unknown.copy(), chunk.rows)
         next_obs = dataclasses.replace(next_obs, kept_at=kept_at)
-    if chunk.stands_in.any():
-        flags = _flagged(ring.flags, ring.cursor, chunk.stands_in.copy(), chunk.rows)
-        ring = dataclasses.replace(ring, flags=flags)
+    if flags.stands_in.any():
+        all_flags = _flagged(ring.flags, ring.cursor, flags.stands_in.copy(), chunk.rows)
+        ring = dataclasses.replace(ring, flags=all_flags)
     return dataclasses.replace(state, ring=ring, next_obs=next_obs)
 
 

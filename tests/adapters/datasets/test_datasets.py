@@ -14,7 +14,7 @@ import pytest
 from fbuf_adapters import datasets
 from fbuf_adapters.datasets import (
     DatasetError,
-    _blocks,
+    _chunks,
     _loading,
     _target,
     from_arrays,
@@ -48,7 +48,7 @@ def item(made, **more):
 @pytest.fixture
 def small_chunks(monkeypatch):
     """So that episodes go on from chunk to chunk."""
-    monkeypatch.setattr(_blocks, "_MOST_ROWS", 16)
+    monkeypatch.setattr(_chunks, "_MOST_ROWS", 16)
 
 
 @pytest.mark.sweep

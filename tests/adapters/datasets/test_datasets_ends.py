@@ -5,7 +5,7 @@ import warnings
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fbuf_adapters.datasets import _blocks, from_arrays, from_d4rl, from_npz, to_npz
+from fbuf_adapters.datasets import _chunks, from_arrays, from_d4rl, from_npz, to_npz
 from fbuf_adapters.datasets._continuity import goes_on
 from support.few import few
 
@@ -74,7 +74,7 @@ def ends_of(buffer):
 
 @pytest.fixture
 def small_chunks(monkeypatch):
-    monkeypatch.setattr(_blocks, "_MOST_ROWS", 4)
+    monkeypatch.setattr(_chunks, "_MOST_ROWS", 4)
 
 
 SOURCES = ["arrays", "npz", "d4rl"]

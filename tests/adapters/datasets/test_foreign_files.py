@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from fbuf_adapters.datasets import (
     DatasetError,
-    _from_npz,
+    _npz,
     _ogbench,
     from_d4rl,
     from_npz,
@@ -136,10 +136,10 @@ HEADERS = [
 ]
 
 
-def read_all(where, data, into, options):
+def read_all(source, into):
     """Take the place of a load: read all blocks of rows."""
-    data.settle("observation", 4)
-    for _ in data.blocks([name for name in data._fields], None, 4):
+    source.settle("observation", 4)
+    for _ in source.blocks([name for name in source._fields], None, 4):
         pass
 
 
@@ -176,7 +176,7 @@ def mutated(whole, rng):
 @pytest.mark.parametrize("load", [from_npz, from_ogbench])
 def test_any_npz_is_read_or_refused(load, times, tmp_path, monkeypatch):
     """One class of error, and little memory; the whole fuzz is in the sweep."""
-    module, arrays = (_from_npz, ROWS) if load is from_npz else (_ogbench, OGBENCH)
+    module, arrays = (_npz, ROWS) if load is from_npz else (_ogbench, OGBENCH)
     monkeypatch.setattr(module, "load", read_all)
     path, rng, refused = tmp_path / "rows.npz", np.random.default_rng(times), 0
     words = {"dtypes": np.array(["observation=float32"])} if load is from_npz else {}

@@ -15,9 +15,8 @@ import jax.numpy as jnp
 import pyarrow as pa
 import pyarrow.parquet as pq
 from fbuf_adapters.datasets import DatasetError, VideoFrames, from_lerobot, lerobot_metadata
-from fbuf_adapters.datasets._lerobot_columns import Numbers
-from fbuf_adapters.datasets._lerobot_formats import read_metadata
-from fbuf_adapters.datasets._lerobot_rows import Rows
+from fbuf_adapters.datasets._lerobot_columns import NumberColumn, Rows
+from fbuf_adapters.datasets._lerobot_metadata import read_metadata
 from support import lerobot_files as files
 
 import fbuf
@@ -244,7 +243,7 @@ def test_any_part_of_any_file(unpacked, size):
     metadata = read_metadata("test", folder)
     for episodes in ([0, 1, 2], [0, 2], [1]):
         rows = Rows("test", metadata, episodes)
-        column, expected = Numbers("test", rows, files.GRID, (2, 3)), known(files.GRID, episodes)
+        column, expected = NumberColumn(rows, files.GRID, (2, 3)), known(files.GRID, episodes)
         for start in range(len(expected)):
             for stop in range(start + 1, len(expected) + 1):
                 np.testing.assert_array_equal(column[start:stop], expected[start:stop])

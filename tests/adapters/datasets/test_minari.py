@@ -462,9 +462,9 @@ def test_what_is_wrong_is_named(name):
 
 @pytest.mark.sweep
 def test_what_was_added_before_is_there(monkeypatch):
-    from fbuf_adapters.datasets import _blocks
+    from fbuf_adapters.datasets import _chunks
 
-    monkeypatch.setattr(_blocks, "_MOST_ROWS", 4)
+    monkeypatch.setattr(_chunks, "_MOST_ROWS", 4)
     dataset = written(broken(truncations=FIVE & False))
     with pytest.raises(DatasetError) as raised:
         from_minari(dataset, **NEW)

@@ -80,8 +80,8 @@ def test_no_window_reaches_the_next_trajectory(write):
 @pytest.mark.parametrize("next_of", [None, "observation"])
 def test_trajectories_of_any_length(write, monkeypatch, lengths, next_of):
     """Also in many blocks, whose edges lie anywhere."""
-    monkeypatch.setattr("fbuf_adapters.datasets._blocks._MOST_ROWS", 7)
-    monkeypatch.setattr("fbuf_adapters.datasets._blocks._FEWEST_ROWS", 7)
+    monkeypatch.setattr("fbuf_adapters.datasets._chunks._MOST_ROWS", 7)
+    monkeypatch.setattr("fbuf_adapters.datasets._chunks._FEWEST_ROWS", 7)
     made, row, ends = expected(lengths)
     batch = rows_of(from_ogbench(write(**arrays(lengths)), next_of=next_of))
     item = batch.data if next_of is None else batch.data.item

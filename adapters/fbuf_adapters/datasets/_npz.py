@@ -1,4 +1,4 @@
-"""A buffer into an npz file."""
+"""npz files into a buffer, and a buffer into an npz file."""
 
 from __future__ import annotations
 
@@ -7,20 +7,121 @@ import operator
 import os
 import zipfile
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Unpack
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fbuf.adapter_api import explain_full_disk, local_path, write_files
-from fbuf_adapters.datasets._errors import DatasetError
-from fbuf_adapters.datasets._fields import Array, named, under
-from fbuf_adapters.datasets._flat import LAST
-from fbuf_adapters.datasets._from_npz import DTYPES, LAST_OF, LAST_ROW
-from fbuf_adapters.datasets._npz_members import begin, is_native
+from fbuf_adapters.datasets._ends import Ends
+from fbuf_adapters.datasets._errors import DatasetError, advice_on_names
+from fbuf_adapters.datasets._fields import NEXT, Array, flags, named, under
+from fbuf_adapters.datasets._flat import LAST, Flat, Last
+from fbuf_adapters.datasets._loading import Options, load, loader
+from fbuf_adapters.datasets._npz_members import Npz, Unreadable, begin, is_native, opened, reading
 from fbuf_adapters.datasets._ordered_rows import OrderedRows
 
-_OWN = ("terminated", "truncated", LAST_ROW, LAST_OF, DTYPES)
+_LAST_ROW = "last_observation_row"
+"""The numbers of the rows whose next observations are `LAST`."""
+
+_LAST_OF = "last_observation_of"
+"""The field whose next values `LAST` are. Old files lack it."""
+
+_DTYPES = "dtypes"
+"""Lines `name=dtype`, of arrays whose dtypes NumPy does not know."""
+
+_OWN = ("terminated", "truncated", _LAST_ROW, _LAST_OF, _DTYPES)
+
+
+@loader
+def from_npz(path: str | os.PathLike[str], into: Any = None, **options: Unpack[Options]) -> Any:
+    """Load an npz file, of `to_npz` or your own, into a buffer.
+
+    The arrays have one axis of rows, episode after episode. The file must have an array
+    `terminated`, and may have `truncated`; the other arrays are fields. The name
+    `observation.camera` stands for the field `camera` of `observation`, and `observation.0` for the
+    first part of a tuple. Next observations are the rows of `next_observation`, if it is there; in
+    a file of `to_npz`, the observations that the buffer kept. A warning comes if ends of episodes
+    seem to be missing, and if the rows themselves show the ends, see `from_arrays`.
+
+    Args:
+        path: The file.
+        into: As for `from_arrays`.
+        **options: As for `from_arrays`.
+
+    Returns:
+        The buffer, or the store.
+
+    Raises:
+        DatasetError: As from `from_arrays`; and if the file is cut off, damaged, or no npz. A
+            flipped byte is found at the end of its array, so rows may have been added. Nothing in
+            the file is run: there is no pickle.
+        TypeError: As from `from_arrays`.
+
+    Cost: as of `from_arrays`; the flags are read first, the rest a chunk at a time, but an array in
+    Fortran order as a whole.
+
+    Examples:
+        >>> import numpy as np, os, tempfile
+        >>> from fbuf_adapters.datasets import from_npz
+        >>> path = os.path.join(tempfile.mkdtemp(), "walk.npz")
+        >>> ends = np.arange(4) % 2 == 1
+        >>> rows = {"observation": np.zeros((4, 2), np.float32)}
+        >>> np.savez(path, **rows, terminated=ends, truncated=np.zeros(4, bool))
+        >>> from_npz(path)
+        State(Uniform, 4 of 4 rows)
+    """
+    where = "from_npz"
+    path = local_path(where, path)
+    with opened(where, path) as file:
+        return load(_flat(where, file), into, **options)
+
+
+def _flat(where: str, file: Npz) -> Flat:
+    """Return the arrays of a file."""
+    names, dtypes = file.names, dict[str, Any]()
+    member = lambda name: file.member(name, dtypes.get(name))
+
+    def whole(name: str) -> Any:
+        found = member(name)
+        return found[slice(0, found.shape[0])] if found.shape else np.empty(0)
+
+    apart = {"terminated", "truncated"}
+    if _DTYPES in names and member(_DTYPES).dtype.kind == "U":  # else a field has that name
+        apart.add(_DTYPES)
+        with reading(_DTYPES):
+            lines = [str(line).rpartition("=") for line in whole(_DTYPES)]
+            dtypes |= {name: np.dtype(jnp.dtype(dtype)) for name, _, dtype in lines}
+    if "terminated" not in names:
+        raise DatasetError(
+            f"{where}: the file has no 'terminated', which says where episodes end; it has "
+            f"{', '.join(names) or 'nothing'}; rename its arrays: observation, action, reward, "
+            "next_observation, terminated, truncated; or from_arrays(renamed, terminated=...)"
+            f"{advice_on_names(names)}"
+        )
+    terminated = flags(where, "terminated", whole("terminated"))
+    told = "truncated" in names
+    truncated, advice = np.zeros_like(terminated), "write an array 'truncated' into the file, too"
+    if told:
+        truncated = flags(where, "truncated", whole("truncated"))
+        advice = "mark their ends in 'truncated'"
+    last = None
+    if _LAST_ROW in names and (of_last := under(dict.fromkeys(names), LAST)):
+        kept = {name: whole(LAST + name) for name in of_last}
+        rows = whole(_LAST_ROW)
+        if any(leaf.shape[0] != len(rows) for leaf in kept.values()) or rows.dtype.kind != "i":
+            raise Unreadable(f"{_LAST_ROW} must be an int for each entry of {LAST}")
+        if len(rows) and not 0 <= rows.min() <= rows.max() < len(terminated):
+            raise Unreadable(f"{_LAST_ROW} must be from 0 to {len(terminated) - 1}")
+        with reading(_LAST_OF):
+            last = Last(kept, rows, str(whole(_LAST_OF)[0]) if _LAST_OF in names else None)
+        apart |= {_LAST_ROW, _LAST_OF, *(LAST + name for name in kept)}
+    fields = {name: member(name) for name in names if name not in apart}
+    # A buffer that kept last observations knows which of them are unknown; a field does not.
+    following = under(fields, NEXT) if last is None else {}
+    ends = Ends(terminated, truncated, told, advice)
+    return Flat(where, fields, ends, following=following, last=last)
 
 
 def to_npz(state: Any, path: str | os.PathLike[str]) -> None:
@@ -81,14 +182,14 @@ def to_npz(state: Any, path: str | os.PathLike[str]) -> None:
     if stored.next_of is not None:
         led_to, known = stored.led_to(ends)
         small |= {LAST + name: leaf[known] for name, leaf in led_to.items()}
-        small[LAST_ROW] = ends[known].astype(np.int64)
+        small[_LAST_ROW] = ends[known].astype(np.int64)
     leaves = named(stored.item)
     dtypes = {name: np.dtype(of.dtype) for name, of in {**leaves, **small}.items()}
     foreign = [f"{name}={dtype.name}" for name, dtype in dtypes.items() if not is_native(dtype)]
     if stored.next_of is not None:
-        small[LAST_OF] = np.array([stored.next_of])
+        small[_LAST_OF] = np.array([stored.next_of])
     if foreign:
-        small[DTYPES] = np.array(foreign)
+        small[_DTYPES] = np.array(foreign)
     arrays: dict[str, tuple[tuple[int, ...], np.dtype[Any], Iterable[Array]]] = {
         name: (array.shape, array.dtype, [array]) for name, array in small.items()
     }
