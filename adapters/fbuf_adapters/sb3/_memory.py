@@ -37,6 +37,7 @@ from fbuf_adapters.sb3._drawing import Drawing, Fields
 from fbuf_adapters.sb3._staging import Staging
 from fbuf_adapters.sb3._turns import Turns, alone
 from fbuf_adapters.sb3._uniform_draws import UniformDraws
+from fbuf_adapters.sb3._write_sizes import WriteSizes
 
 
 class Memory:
@@ -84,6 +85,7 @@ class Memory:
         """Take a state with so many steps in it."""
         self._calls = Calls()
         self._backend = Backend(state, self._calls)
+        self._sizes = WriteSizes()
         self._program: tuple[Drawing, Any] | None = None
         self._unpackers: dict[Any, tuple[Unpack, Any]] = {}
         self._before, self._after = (self._backend.leaves, written), written
@@ -186,7 +188,7 @@ class Memory:
     def end(self, which: Array) -> None:
         """Truncate the newest step of some environments."""
         if self._written == self.steps:
-            self._make_room(which)
+            self._make_room(which, self.steps)
             self._change(fbuf.end_episode, {"mask": which})
         self.staging.truncate(self.steps - 1, which)
 
@@ -205,30 +207,38 @@ class Memory:
         if written == self.steps:
             return
         self._cut_off(written)
-        arguments, count = self.staging.part(written)
-        ends = arguments["terminated"][:count] | arguments["truncated"][:count]
-        self._make_room(ends)
-        self._before, self._after = (self._backend.leaves, written), self.steps
-        self._change(fbuf.add, arguments, time_major=True)
+        while written < self.steps:
+            size = self._sizes.fitting(self.steps - written, self.staging.room)
+            arguments, count = self.staging.part(written, size)
+            ends = arguments["terminated"][:count] | arguments["truncated"][:count]
+            self._make_room(ends, written + count)
+            self._before, self._after = (self._backend.leaves, written), written + count
+            self._change(fbuf.add, arguments, time_major=True)
+            written += count
 
     def _cut_off(self, written: int) -> None:
         """Truncate the episodes that the staged steps do not go on with."""
         found = self.staging.cut_off(written)
         if found[0].any():  # the newest step of the state
-            self._make_room(found[0])
+            self._make_room(found[0], written)
             self._change(fbuf.end_episode, {"mask": found[0]})
             self.staging.truncate(written - 1, found[0])
         for number in np.flatnonzero(found[1:].any(axis=1)).tolist():
             self.staging.truncate(written + number, found[1 + number])
 
-    def _make_room(self, ends: Array) -> None:
-        """Make room for the last observations of episodes, where the buffer has too little."""
-        while self._ends and self._ends[0][0] <= self.steps - self.length:
+    def _make_room(self, ends: Array, steps: int) -> None:
+        """Make room for the last observations of episodes, where the buffer has too little.
+
+        Args:
+            ends: Where episodes end.
+            steps: The number of steps that the state will have.
+        """
+        while self._ends and self._ends[0][0] <= steps - self.length:
             self._kept -= self._ends.popleft()[1]
         if ends.any():
             count = int(ends.sum())
             self._kept += count  # first: after an interrupt here it is too large, which is harmless
-            self._ends.append((self.steps, count))
+            self._ends.append((steps, count))
         most = self.spec.capacity
         if self._kept <= self._room or self._room == most:
             return

@@ -11,14 +11,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fbuf_adapters.sb3 import _write_sizes
 from fbuf_adapters.sb3._checks import WHERE
 from fbuf_adapters.sb3._columns import Array, Column, map_columns
 
 _BYTES = 2**22
 """So many bytes are staged at most, or two steps."""
-
-SIZES = (1, 4, 16, 64, 256, 1024)
-"""The numbers of steps that cross together; a smaller number is padded to the next one."""
 
 
 class Newest(NamedTuple):
@@ -48,7 +46,7 @@ class Staging:
         stored_twice = {"item": item, "following": item["observation"]}
         sizes = leaves_of(map_columns(lambda column: column.nbytes, stored_twice))
         most = max(_BYTES // (2 * n_envs * sum(sizes) + 1), 2)
-        self.room = max(2, *(size for size in SIZES if size <= most))
+        self.room = max(2, *(size for size in _write_sizes.SIZES if size <= most))
         # The padding of the last steps reads beyond them. The very last row is the step before a
         # round of `room` steps, which overwrites all others.
         make = lambda column: np.zeros((2 * self.room, n_envs, *column.shape), column.dtype)
@@ -161,13 +159,16 @@ class Staging:
         """Mark a step of some environments as truncated."""
         self.truncated[self._place(step)] |= which
 
-    def part(self, first: int) -> tuple[dict[str, Any], int]:
+    def part(self, first: int, size: int) -> tuple[dict[str, Any], int]:
         """Return the arguments of `fbuf.add` for the steps from `first` on, and their number.
 
         The steps lie one behind another: the caller takes them before the ring goes round.
+
+        Args:
+            first: The first step.
+            size: The most steps to take; fewer are padded to this number.
         """
-        count = self.steps - first
-        size = next(n for n in SIZES if n >= count)
+        count = min(self.steps - first, size)
         at = first % self.room
         cut = lambda column, array: column.stored(array[at : at + size])
         return {

@@ -6,7 +6,7 @@ import pickle
 
 import numpy as np
 import pytest
-from fbuf_adapters.sb3 import ReplayBuffer, _staging
+from fbuf_adapters.sb3 import ReplayBuffer, _write_sizes
 from gymnasium import spaces
 from support.reentry import call_at_line
 
@@ -20,7 +20,7 @@ class Counted:
     """A buffer of rows that are one number each; an error of a handler is kept."""
 
     def __init__(self, sampler, monkeypatch):
-        monkeypatch.setattr(_staging, "SIZES", (1, 4))
+        monkeypatch.setattr(_write_sizes, "SIZES", (1, 4))
         self.buffer = ReplayBuffer(4096, *SPACES, "cpu", seed=0, sampler=sampler)
         self.count, self.refused = 0, []
         for _ in range(6):

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 import torch
-from fbuf_adapters.sb3 import ReplayBuffer, _staging
+from fbuf_adapters.sb3 import ReplayBuffer, _write_sizes
 from gymnasium import spaces
 from stable_baselines3.common import buffers
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
@@ -113,7 +113,7 @@ def keys(batch):
 )
 def test_rows_are_theirs_bit_for_bit(name, n_envs, monkeypatch):
     """Around the end of the ring, with more ends of episodes than there was room for."""
-    monkeypatch.setattr(_staging, "SIZES", (1, 4, 16))
+    monkeypatch.setattr(_write_sizes, "SIZES", (1, 4, 16))
     ours, theirs = both(SPACES[name], n_envs)
     steps = iter(Run(SPACES[name], n_envs))
     for count in (1, 5, 70, 37):
@@ -418,7 +418,7 @@ def test_a_batch_is_the_learners_own():
 @pytest.mark.parametrize("name", NAMES)
 def test_staged_steps_are_drawn_as_written_ones(name, n_envs, monkeypatch):
     """Written at each step, at some, or when the staging is full: the same batches."""
-    monkeypatch.setattr(_staging, "SIZES", (1, 4, 16))
+    monkeypatch.setattr(_write_sizes, "SIZES", (1, 4, 16))
     often, rare, never = (both(SPACES[name], n_envs)[0] for _ in range(3))
     for number, step in zip(range(70), Run(SPACES[name], n_envs), strict=False):
         batches = []
@@ -490,7 +490,7 @@ def test_stacks_go_on_from_a_state_that_is_assigned(own, tmp_path):
 
 
 def test_an_episode_goes_on_from_one_round_of_steps_to_the_next(monkeypatch):
-    monkeypatch.setattr(_staging, "SIZES", (1, 4))
+    monkeypatch.setattr(_write_sizes, "SIZES", (1, 4))
     buffer = ReplayBuffer(64, spaces.Box(-99, 99, (1,)), spaces.Discrete(2), "cpu", seed=0)
     reset = {9, 16, 20, 31}  # some of them with a round, and without a word to the buffer
     for n in range(40):
@@ -506,7 +506,7 @@ def test_an_episode_goes_on_from_one_round_of_steps_to_the_next(monkeypatch):
 def test_a_staged_step_is_drawn_whatever_stands_there_now(monkeypatch):
     """Here rows whose next observation is lost, because no room was made for the ends."""
     buffer, _ = both(FLOATS, 1, size=400)
-    monkeypatch.setattr(type(buffer.memory), "_make_room", lambda self, ends: None)
+    monkeypatch.setattr(type(buffer.memory), "_make_room", lambda self, ends, steps: None)
     steps, led_to = iter(Run(FLOATS, 1)), {}
     for number in range(900):
         obs, following, action, *_ = next(steps)
