@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any, Generic, NamedTuple
 
 import jax
 
 import fbuf
 from fbuf.adapter_api import check
-from fbuf_adapters.flashbax.buffers import _arguments, trajectory_buffer
+from fbuf_adapters.flashbax.buffers import _arguments
 from fbuf_adapters.flashbax.buffers._dataclasses import Replaceable
+from fbuf_adapters.flashbax.buffers._made import Sizes, made
 from fbuf_adapters.flashbax.buffers._oldest_first import OldestFirst
-from fbuf_adapters.flashbax.buffers.trajectory_buffer import Experience
+from fbuf_adapters.flashbax.buffers.trajectory_buffer import Experience, TrajectoryBufferState
 from fbuf_adapters.flashbax.buffers.trajectory_buffer import TrajectoryBuffer as TrajectoryBuffer
 
 
@@ -32,25 +32,6 @@ class TransitionSample(Replaceable, Generic[Experience]):
     experience: ExperiencePair[Experience]
 
 
-@dataclasses.dataclass(frozen=True)
-class FlatSizes:
-    """The checked arguments of a flat buffer.
-
-    Attributes:
-        environments: The number of environments; None for one without an axis of its own.
-        steps: The steps of an environment to keep.
-        least: The steps of an environment from which on pairs are drawn.
-        axes: The axes of a batch of `add`.
-        batch_size: The number of pairs of a sample.
-    """
-
-    environments: int | None
-    steps: int
-    least: int
-    axes: tuple[str, ...]
-    batch_size: int
-
-
 def flat_sizes(
     function: str,
     max_length: Any,
@@ -58,7 +39,7 @@ def flat_sizes(
     sample_batch_size: Any,
     add_sequences: Any,
     add_batch_size: Any,
-) -> FlatSizes:
+) -> Sizes:
     """Check the arguments of a flat buffer."""
     lanes = 1
     if add_batch_size is not None:
@@ -74,12 +55,14 @@ def flat_sizes(
     axes = () if add_batch_size is None else ("add_batch_size",)
     if check.boolean(function, "add_sequences", add_sequences):
         axes = (*axes, "steps")
-    return FlatSizes(
+    return Sizes(
         environments=add_batch_size,
         steps=steps,
         least=max(least, 2),
         axes=axes,
         batch_size=check.integer(function, "sample_batch_size", sample_batch_size),
+        view=fbuf.Sequence(2),
+        experience=pair,
     )
 
 
@@ -128,30 +111,12 @@ def make_flat_buffer(
         "make_flat_buffer",
         *(max_length, min_length, sample_batch_size, add_sequences, add_batch_size),
     )
-    return TrajectoryBuffer(
-        init=functools.partial(
-            trajectory_buffer.init,
-            sampler=OldestFirst(2),
-            steps=sizes.steps,
-            environments=sizes.environments,
-        ),
-        add=functools.partial(trajectory_buffer.add, axes=sizes.axes),
-        sample=functools.partial(sample, batch_size=sizes.batch_size),
-        can_sample=functools.partial(trajectory_buffer.can_sample, least=sizes.least),
-    )
+    return made(TrajectoryBuffer, TrajectoryBufferState, TransitionSample, sizes, OldestFirst(2))
 
 
-def sample(
-    state: trajectory_buffer.TrajectoryBufferState[Any], rng_key: jax.Array, *, batch_size: int
-) -> TransitionSample[Any]:
-    """Draw a batch."""
-    batch = fbuf.sample(state.buffer, rng_key, batch_size, view=fbuf.Sequence(2))
-    return TransitionSample(experience=pair(batch.data.item))
-
-
-def pair(steps: Any) -> ExperiencePair[Any]:
+def pair(data: Any) -> ExperiencePair[Any]:
     """Take windows of two steps apart."""
     return ExperiencePair(
-        first=jax.tree.map(lambda leaf: leaf[:, 0], steps),
-        second=jax.tree.map(lambda leaf: leaf[:, 1], steps),
+        first=jax.tree.map(lambda leaf: leaf[:, 0], data.item),
+        second=jax.tree.map(lambda leaf: leaf[:, 1], data.item),
     )

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-import math
 from typing import Any
-
-import jax
-import jax.numpy as jnp
 
 import fbuf
 from fbuf.adapter_api import check
-from fbuf_adapters.flashbax.buffers import _arguments, trajectory_buffer
+from fbuf_adapters.flashbax.buffers import _arguments
+from fbuf_adapters.flashbax.buffers._made import Sizes, made
 from fbuf_adapters.flashbax.buffers._oldest_first import OldestFirst
 from fbuf_adapters.flashbax.buffers.trajectory_buffer import (
     TrajectoryBuffer,
@@ -57,17 +53,11 @@ def make_item_buffer(
         >>> buffer.sample(state, jax.random.key(0)).experience["observation"].shape
         (8, 3)
     """
-    function = "make_item_buffer"
-    length, least, batch_size, axes = item_sizes(
-        function, max_length, min_length, sample_batch_size, add_sequences, add_batches
+    sizes = item_sizes(
+        "make_item_buffer", max_length, min_length, sample_batch_size, add_sequences, add_batches
     )
-    return TrajectoryBuffer(
-        init=functools.partial(
-            trajectory_buffer.init, sampler=OldestFirst(), steps=length, environments=None
-        ),
-        add=functools.partial(add, axes=axes),
-        sample=functools.partial(sample, batch_size=batch_size),
-        can_sample=functools.partial(trajectory_buffer.can_sample, least=least),
+    return made(
+        TrajectoryBuffer, TrajectoryBufferState, TrajectoryBufferSample, sizes, OldestFirst()
     )
 
 
@@ -78,32 +68,23 @@ def item_sizes(
     sample_batch_size: Any,
     add_sequences: Any,
     add_batches: Any,
-) -> tuple[int, int, int, tuple[str, ...]]:
-    """Return the items to keep, those to draw from, those of a sample, and the axes of a batch."""
+) -> Sizes:
+    """Check the arguments of a buffer of items."""
     length = check.integer(function, "max_length", max_length)
     axes = ("batch",) if check.boolean(function, "add_batches", add_batches) else ()
     if check.boolean(function, "add_sequences", add_sequences):
         axes = (*axes, "steps")
-    return (
-        length,
-        _arguments.at_most(function, "min_length", min_length, "max_length", length),
-        check.integer(function, "sample_batch_size", sample_batch_size),
-        axes,
+    return Sizes(
+        environments=None,
+        steps=length,
+        least=_arguments.at_most(function, "min_length", min_length, "max_length", length),
+        axes=axes,
+        batch_size=check.integer(function, "sample_batch_size", sample_batch_size),
+        view=fbuf.Item(),
+        experience=items,
     )
 
 
-def add(state: Any, batch: Any, *, axes: tuple[str, ...]) -> Any:
-    """Return the state with all items of a batch in it."""
-    if len(axes) == 2:
-        _arguments.rows(state.buffer, batch, axes, state.buffer.capacity)
-        items = lambda leaf: leaf.reshape(math.prod(jnp.shape(leaf)[:2]), *jnp.shape(leaf)[2:])
-        batch, axes = jax.tree.map(items, batch), ("batch",)
-    return trajectory_buffer.add(state, batch, axes=axes)
-
-
-def sample(
-    state: TrajectoryBufferState[Any], rng_key: jax.Array, *, batch_size: int
-) -> TrajectoryBufferSample[Any]:
-    """Draw a batch."""
-    batch = fbuf.sample(state.buffer, rng_key, batch_size)
-    return TrajectoryBufferSample(experience=batch.data)
+def items(data: Any) -> Any:
+    """Return drawn items, which are what a draw returns."""
+    return data

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any, Generic
 
 import jax
 
-import fbuf
-from fbuf_adapters.flashbax.buffers import flat_buffer, trajectory_buffer
+from fbuf_adapters.flashbax.buffers import flat_buffer
 from fbuf_adapters.flashbax.buffers import prioritised_trajectory_buffer as prioritised
 from fbuf_adapters.flashbax.buffers.flat_buffer import TransitionSample
 from fbuf_adapters.flashbax.buffers.prioritised_trajectory_buffer import (
     Indices,
     PrioritisedTrajectoryBuffer,
-    PrioritisedTrajectoryBufferState,
     Probabilities,
 )
 from fbuf_adapters.flashbax.buffers.trajectory_buffer import Experience
@@ -74,27 +71,5 @@ def make_prioritised_flat_buffer(
     sizes = flat_buffer.flat_sizes(
         function, max_length, min_length, sample_batch_size, add_sequences, add_batch_size
     )
-    return PrioritisedTrajectoryBuffer(
-        init=functools.partial(
-            prioritised.init,
-            sampler=prioritised.by_priority(function, priority_exponent, device, window=2),
-            steps=sizes.steps,
-            environments=sizes.environments,
-        ),
-        add=functools.partial(trajectory_buffer.add, axes=sizes.axes),
-        sample=functools.partial(sample, batch_size=sizes.batch_size),
-        can_sample=functools.partial(trajectory_buffer.can_sample, least=sizes.least),
-        set_priorities=prioritised.set_priorities,
-    )
-
-
-def sample(
-    state: PrioritisedTrajectoryBufferState[Any], rng_key: jax.Array, *, batch_size: int
-) -> PrioritisedTransitionSample[Any]:
-    """Draw a batch."""
-    batch = fbuf.sample(state.buffer, rng_key, batch_size, view=fbuf.Sequence(2))
-    return PrioritisedTransitionSample(
-        experience=flat_buffer.pair(batch.data.item),
-        indices=batch.ids,
-        probabilities=batch.probability,
-    )
+    sampler = prioritised.by_priority(function, priority_exponent, device, window=2)
+    return prioritised.with_priorities(PrioritisedTransitionSample, sizes, sampler)

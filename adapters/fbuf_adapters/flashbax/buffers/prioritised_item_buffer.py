@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
-import jax
-
-import fbuf
-from fbuf_adapters.flashbax.buffers import item_buffer, trajectory_buffer
 from fbuf_adapters.flashbax.buffers import prioritised_trajectory_buffer as prioritised
+from fbuf_adapters.flashbax.buffers.item_buffer import item_sizes
 from fbuf_adapters.flashbax.buffers.prioritised_trajectory_buffer import (
     PrioritisedTrajectoryBuffer,
     PrioritisedTrajectoryBufferSample,
-    PrioritisedTrajectoryBufferState,
 )
 
 
@@ -57,28 +52,8 @@ def make_prioritised_item_buffer(
         >>> state = buffer.set_priorities(state, batch.indices, jnp.ones(8))
     """
     function = "make_prioritised_item_buffer"
-    length, least, batch_size, axes = item_buffer.item_sizes(
+    sizes = item_sizes(
         function, max_length, min_length, sample_batch_size, add_sequences, add_batches
     )
-    return PrioritisedTrajectoryBuffer(
-        init=functools.partial(
-            prioritised.init,
-            sampler=prioritised.by_priority(function, priority_exponent, device),
-            steps=length,
-            environments=None,
-        ),
-        add=functools.partial(item_buffer.add, axes=axes),
-        sample=functools.partial(sample, batch_size=batch_size),
-        can_sample=functools.partial(trajectory_buffer.can_sample, least=least),
-        set_priorities=prioritised.set_priorities,
-    )
-
-
-def sample(
-    state: PrioritisedTrajectoryBufferState[Any], rng_key: jax.Array, *, batch_size: int
-) -> PrioritisedTrajectoryBufferSample[Any]:
-    """Draw a batch."""
-    batch = fbuf.sample(state.buffer, rng_key, batch_size)
-    return PrioritisedTrajectoryBufferSample(
-        experience=batch.data, indices=batch.ids, probabilities=batch.probability
-    )
+    sampler = prioritised.by_priority(function, priority_exponent, device)
+    return prioritised.with_priorities(PrioritisedTrajectoryBufferSample, sizes, sampler)

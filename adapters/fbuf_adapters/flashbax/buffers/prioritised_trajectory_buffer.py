@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, Generic
 
@@ -11,8 +10,9 @@ import jax
 import jax.numpy as jnp
 
 import fbuf
-from fbuf.adapter_api import check, register_with_flax, warn
-from fbuf_adapters.flashbax.buffers import _arguments, trajectory_buffer
+from fbuf.adapter_api import check, warn
+from fbuf_adapters.flashbax.buffers import _arguments
+from fbuf_adapters.flashbax.buffers._made import Sizes, made
 from fbuf_adapters.flashbax.buffers._sum_tree import SumTreeState
 from fbuf_adapters.flashbax.buffers.trajectory_buffer import (
     BufferSample,
@@ -21,6 +21,7 @@ from fbuf_adapters.flashbax.buffers.trajectory_buffer import (
     TrajectoryBuffer,
     TrajectoryBufferSample,
     TrajectoryBufferState,
+    window_sizes,
 )
 
 Indices = fbuf.Ids
@@ -132,19 +133,18 @@ def make_prioritised_trajectory_buffer(
     environments = check.integer(function, "add_batch_size", add_batch_size)
     steps = _arguments.time_axis(function, max_length_time_axis, max_size, environments)
     steps = whole_periods(function, steps, check.integer(function, "period", period))
-    window, least = trajectory_buffer.check_windows(
-        function, sample_sequence_length, period, min_length_time_axis, steps
+    sizes = window_sizes(
+        *(function, environments, steps, sample_batch_size, sample_sequence_length, period),
+        min_length_time_axis,
     )
-    sampler = by_priority(function, priority_exponent, device, window, period)
-    return PrioritisedTrajectoryBuffer(
-        init=functools.partial(init, sampler=sampler, steps=steps, environments=environments),
-        add=functools.partial(trajectory_buffer.add, axes=("add_batch_size", "steps")),
-        sample=functools.partial(
-            sample,
-            batch_size=check.integer(function, "sample_batch_size", sample_batch_size),
-            view=fbuf.Sequence(window),
-        ),
-        can_sample=functools.partial(trajectory_buffer.can_sample, least=least),
+    sampler = by_priority(function, priority_exponent, device, sizes.view.length, period)
+    return with_priorities(PrioritisedTrajectoryBufferSample, sizes, sampler)
+
+
+def with_priorities(drawn: Any, sizes: Sizes, sampler: fbuf.Prioritized) -> Any:
+    """Return the functions of a buffer with priorities; `drawn` is the class of its samples."""
+    return made(
+        *(PrioritisedTrajectoryBuffer, PrioritisedTrajectoryBufferState, drawn, sizes, sampler),
         set_priorities=set_priorities,
     )
 
@@ -176,25 +176,6 @@ def by_priority(
         new_priority="largest_ever",
         window=window,
         stride=period,
-    )
-
-
-def init(
-    experience: Any, *, sampler: fbuf.Prioritized, steps: int, environments: int | None
-) -> PrioritisedTrajectoryBufferState[Any]:
-    """Return an empty state for one step of one environment."""
-    register_with_flax(PrioritisedTrajectoryBufferState)
-    buffer = trajectory_buffer.empty(experience, sampler, steps, environments)
-    return PrioritisedTrajectoryBufferState(buffer)
-
-
-def sample(
-    state: TrajectoryBufferState[Any], rng_key: jax.Array, *, batch_size: int, view: Any
-) -> PrioritisedTrajectoryBufferSample[Any]:
-    """Draw a batch."""
-    batch = fbuf.sample(state.buffer, rng_key, batch_size, view=view)
-    return PrioritisedTrajectoryBufferSample(
-        experience=batch.data.item, indices=batch.ids, probabilities=batch.probability
     )
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import jax
 
 import fbuf
-from fbuf.adapter_api import check, register_with_flax, warn
+from fbuf.adapter_api import check, warn
 from fbuf_adapters.flashbax.buffers import _arguments, _steps
 from fbuf_adapters.flashbax.buffers._dataclasses import Replaceable
+from fbuf_adapters.flashbax.buffers._made import Sizes, made
 from fbuf_adapters.flashbax.buffers._oldest_first import OldestFirst
 
 Experience = TypeVar("Experience")
@@ -137,26 +137,24 @@ def make_trajectory_buffer(
     function = "make_trajectory_buffer"
     environments = check.integer(function, "add_batch_size", add_batch_size)
     steps = _arguments.time_axis(function, max_length_time_axis, max_size, environments)
-    window, least = check_windows(
-        function, sample_sequence_length, period, min_length_time_axis, steps
+    sizes = window_sizes(
+        *(function, environments, steps, sample_batch_size, sample_sequence_length, period),
+        min_length_time_axis,
     )
-    sampler = OldestFirst(window, period=period)
-    return TrajectoryBuffer(
-        init=functools.partial(init, sampler=sampler, steps=steps, environments=environments),
-        add=functools.partial(add, axes=("add_batch_size", "steps")),
-        sample=functools.partial(
-            sample,
-            batch_size=check.integer(function, "sample_batch_size", sample_batch_size),
-            view=fbuf.Sequence(window),
-        ),
-        can_sample=functools.partial(can_sample, least=least),
-    )
+    sampler = OldestFirst(sizes.view.length, period=period)
+    return made(TrajectoryBuffer, TrajectoryBufferState, TrajectoryBufferSample, sizes, sampler)
 
 
-def check_windows(
-    function: str, length: Any, period: Any, least: Any, steps: int
-) -> tuple[int, int]:
-    """Return the length of a window, and the steps from which on the buffer is drawn from."""
+def window_sizes(
+    function: str,
+    environments: int,
+    steps: int,
+    sample_batch_size: Any,
+    length: Any,
+    period: Any,
+    least: Any,
+) -> Sizes:
+    """Check the arguments of a buffer of windows."""
     here = "max_length_time_axis"
     length = _arguments.at_most(function, "sample_sequence_length", length, here, steps)
     if check.integer(function, "period", period) > length:
@@ -165,47 +163,17 @@ def check_windows(
             f"{period - length} of {period} steps are in no window"
         )
     least = _arguments.at_most(function, "min_length_time_axis", least, here, steps)
-    return length, max(length, least)
-
-
-def init(
-    experience: Any, *, sampler: Any, steps: int, environments: int | None
-) -> TrajectoryBufferState[Any]:
-    """Return an empty state for one step of one environment."""
-    register_with_flax(TrajectoryBufferState)
-    return TrajectoryBufferState(empty(experience, sampler, steps, environments))
-
-
-def empty(experience: Any, sampler: Any, steps: int, environments: int | None) -> fbuf.State[Any]:
-    """Return an empty buffer."""
-    return fbuf.init(
-        experience,
-        steps * (environments or 1),
-        num_envs=environments,
-        sampler=sampler,
-        removable=False,  # flashbax has no function that removes
+    return Sizes(
+        environments=environments,
+        steps=steps,
+        least=max(length, least),
+        axes=("add_batch_size", "steps"),
+        batch_size=check.integer(function, "sample_batch_size", sample_batch_size),
+        view=fbuf.Sequence(length),
+        experience=windows,
     )
 
 
-def add(state: Any, batch: Any, *, axes: tuple[str, ...]) -> Any:
-    """Return the state with a batch of these axes in it."""
-    buffer = state.buffer
-    _arguments.rows(buffer, batch, axes, buffer.ring.lane_length)
-    return dataclasses.replace(state, buffer=fbuf.add(buffer, batch, donate=False))
-
-
-def sample(
-    state: TrajectoryBufferState[Any], rng_key: jax.Array, *, batch_size: int, view: Any
-) -> TrajectoryBufferSample[Any]:
-    """Draw a batch."""
-    batch = fbuf.sample(state.buffer, rng_key, batch_size, view=view)
-    return TrajectoryBufferSample(experience=batch.data.item)
-
-
-def can_sample(state: TrajectoryBufferState[Any], *, least: int) -> jax.Array:
-    """Return whether so many steps are stored.
-
-    The count alone decides, as in flashbax. So under `vmap` it is one number for all seeds of a
-    program, and a `jax.lax.cond` that asks for it still takes one branch.
-    """
-    return _steps.of_each(lambda buffer: _steps.stored_steps(buffer) >= least, state.buffer)
+def windows(data: Any) -> Any:
+    """Return the steps of windows."""
+    return data.item

@@ -10,8 +10,8 @@ from typing import Any, Generic
 import jax
 
 import fbuf
-from fbuf.adapter_api import check, register_with_flax
-from fbuf_adapters.flashbax.buffers import _arguments, _steps, trajectory_buffer
+from fbuf.adapter_api import check
+from fbuf_adapters.flashbax.buffers import _arguments, _made, _steps
 from fbuf_adapters.flashbax.buffers._dataclasses import Replaceable
 from fbuf_adapters.flashbax.buffers.trajectory_buffer import Experience
 
@@ -145,19 +145,17 @@ def make_trajectory_queue(
         for name, value in lengths.items()
     )
     return TrajectoryQueue(
-        init=functools.partial(init, steps=steps, environments=environments),
-        add=functools.partial(trajectory_buffer.add, axes=("add_batch_size", "steps")),
+        init=functools.partial(
+            _made.init,
+            kind=TrajectoryQueueState,
+            sampler=fbuf.Fifo(),
+            steps=steps,
+            environments=environments,
+        ),
+        add=functools.partial(_made.add, axes=("add_batch_size", "steps")),
         sample=functools.partial(sample, length=read),
         can_sample=functools.partial(can_sample, length=read),
         can_add=functools.partial(can_add, length=added),
-    )
-
-
-def init(experience: Any, *, steps: int, environments: int) -> TrajectoryQueueState[Any]:
-    """Return an empty state for one step of one environment."""
-    register_with_flax(TrajectoryQueueState)
-    return TrajectoryQueueState(
-        trajectory_buffer.empty(experience, fbuf.Fifo(), steps, environments)
     )
 
 
