@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from fbuf.checkpoint import lineage, manifest, row_ranges
-from fbuf.checkpoint.errors import CheckpointError
 from fbuf.checkpoint.manifest import Manifest, Range
 from fbuf.checkpoint.row_ranges import Store
 from fbuf.checkpoint.tree_json import Data
@@ -55,12 +53,8 @@ def find_base(
         config: The arguments of `fbuf.init` for the buffer. Others lay out rows in another way.
     """
     ids = set(lineage.ancestors(save_id))
-    for number in reversed(numbers if ids else ()):
-        with contextlib.suppress(CheckpointError):  # damaged: an older one may do
-            found = manifest.read(folder, number)
-            if found.save_id in ids and found.config == config:
-                return found
-    return None
+    there = manifest.readable(folder, numbers if ids else ())
+    return next((of for of in there if of.save_id in ids and of.config == config), None)
 
 
 def warn_of_forgetting(function: str, folder: pathlib.Path) -> None:

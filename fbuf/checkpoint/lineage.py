@@ -9,6 +9,7 @@ a buffer after saves to other directories, and after saves that failed.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import secrets
 import threading
 from collections.abc import Iterator
@@ -57,12 +58,8 @@ def is_given(save_id: int) -> bool:
 
 
 def ancestors(save_id: int) -> Iterator[int]:
-    """Yield an id, then the id before it, and so on; up to that of a damaged checkpoint."""
-    seen: set[int] = {NONE}
-    while save_id not in seen and save_id not in _distrusted:
-        yield save_id
-        seen.add(save_id)
-        save_id = _parents.get(save_id, NONE)
+    """Iterate over an id, the id before it, and so on; up to that of a damaged checkpoint."""
+    return itertools.takewhile(lambda given: given not in _distrusted, line(save_id))
 
 
 def line(save_id: int) -> Iterator[int]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import pathlib
 import re
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fbuf.checkpoint import config, files
@@ -94,6 +96,13 @@ def read(folder: pathlib.Path, number: int) -> Manifest:
     found = _MANIFESTS.read(folder, number, FORMAT, _parsed)
     check_files(folder, found)
     return found
+
+
+def readable(folder: pathlib.Path, numbers: Sequence[int]) -> Iterator[Manifest]:
+    """Yield those of these checkpoints that are not damaged, the newest first."""
+    for number in reversed(numbers):
+        with contextlib.suppress(CheckpointError):
+            yield read(folder, number)
 
 
 def check_files(folder: pathlib.Path, found: Manifest) -> None:

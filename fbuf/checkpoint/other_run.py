@@ -9,7 +9,6 @@ returns. A buffer with neither, as of `fbuf.extend`, must have the rows of the c
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import pathlib
 import threading
@@ -128,7 +127,8 @@ def _is_related(
     if own & given_up:
         return False
     back = bool(own) and (
-        buffer.save_id in lineage.line(newest.save_id) or _is_there(folder, numbers, own)
+        buffer.save_id in lineage.line(newest.save_id)
+        or any(found.save_id in own for found in manifest.readable(folder, numbers))
     )
     if not back and buffer.tag == _last.get(folder):  # its saves are ignored
         return True
@@ -136,15 +136,6 @@ def _is_related(
         return None
     given_up.add(newest.save_id)
     return True
-
-
-def _is_there(folder: pathlib.Path, numbers: Sequence[int], own: set[int]) -> bool:
-    """Return whether a directory has a checkpoint with one of these save ids."""
-    for number in reversed(numbers):
-        with contextlib.suppress(CheckpointError):  # damaged: an older one may tell
-            if manifest.read(folder, number).save_id in own:
-                return True
-    return False
 
 
 class _Rows:
