@@ -18,20 +18,12 @@ from typing import Any
 
 from fbuf_adapters.gymnasium._errors import CollectorError
 from fbuf_adapters.gymnasium._info import Asked
-from fbuf_adapters.gymnasium._messages import (
-    IMPORTING,
-    STARTING,
-    Command,
-    Failed,
-    Heartbeat,
-    Ready,
-    in_words,
-)
+from fbuf_adapters.gymnasium._messages import IMPORTING, STARTING, Command, Heartbeat, in_words
 from fbuf_adapters.gymnasium._pool_collector import PoolCollector
 from fbuf_adapters.gymnasium._shared_memory import SharedMemory
 from fbuf_adapters.gymnasium._weights import SharedWeights
 from fbuf_adapters.gymnasium._worker_main import ProcessJob, work
-from fbuf_adapters.gymnasium._worker_pool import Ended, Mode, PoolOptions, PoolWorker, ended_by
+from fbuf_adapters.gymnasium._worker_pool import Ended, Mode, PoolOptions, PoolWorker
 
 _UNGUARDED = 75
 """The exit code of a process that was about to start processes while it was starting itself."""
@@ -191,15 +183,7 @@ class ProcessWorker(PoolWorker):
         spec: Any = None
         try:
             while self._connection.poll():
-                message = self._connection.recv()
-                if isinstance(message, Failed):
-                    raise ended_by(message, "process")
-                if isinstance(message, Ready):
-                    spec = message.spec
-                    self._send_all()
-                else:
-                    self.commands.popleft()
-                    self.filled.append(message)
+                spec = self._take(self._connection.recv()) or spec
         except (EOFError, OSError):
             ended = True
         if ended:

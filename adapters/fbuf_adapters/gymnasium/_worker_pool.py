@@ -18,7 +18,15 @@ from fbuf_adapters._fields import blank_specs
 from fbuf_adapters.gymnasium._base_collector import check_timeout
 from fbuf_adapters.gymnasium._errors import CollectorError
 from fbuf_adapters.gymnasium._info import Asked, Info
-from fbuf_adapters.gymnasium._messages import IMPORTING, STARTING, Command, Failed, Filled, in_words
+from fbuf_adapters.gymnasium._messages import (
+    IMPORTING,
+    STARTING,
+    Command,
+    Failed,
+    Filled,
+    Ready,
+    in_words,
+)
 from fbuf_adapters.gymnasium._shared_memory import SharedChunks
 
 Mode = Literal["async", "sync"]
@@ -120,12 +128,6 @@ class Ended(Exception):
     """A worker cannot go on. The arguments say how it ended, and where, if that is known."""
 
 
-def ended_by(failed: Failed, noun: str) -> Ended:
-    """Return the end of a worker by an exception of its own."""
-    trace = f"\n\nIn that {noun}:\n{failed.trace}"
-    return Ended(f"failed {in_words(failed.place)}: {failed.reason}", trace)
-
-
 class PoolWorker(abc.ABC):
     """A process or an actor, as the learner sees it. It is started when it is made."""
 
@@ -168,11 +170,23 @@ class PoolWorker(abc.ABC):
         if self.ready:
             self._send(command)
 
-    def _send_all(self) -> None:
-        """Send the commands of an earlier life to a worker that has started."""
+    def _take(self, message: Ready | Filled | Failed) -> Any:
+        """Take a message, and return the spec of a row if it has just made its environments.
+
+        Raises:
+            Ended: If an exception of its own has ended it.
+        """
+        if isinstance(message, Failed):
+            trace = f"\n\nIn that {self._options.noun}:\n{message.trace}"
+            raise Ended(f"failed {in_words(message.place)}: {message.reason}", trace)
+        if isinstance(message, Filled):
+            self.commands.popleft()
+            self.filled.append(message)
+            return None
         self.ready = True
-        for command in self.commands:
+        for command in self.commands:  # those of an earlier life
             self._send(command)
+        return message.spec
 
     def _patience(self, starting: bool) -> float:
         """Return the seconds after which it hangs."""

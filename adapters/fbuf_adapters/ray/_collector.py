@@ -15,7 +15,7 @@ from fbuf_adapters.gymnasium._info import Asked
 from fbuf_adapters.gymnasium._messages import WAITING, Command, Failed, Ready
 from fbuf_adapters.gymnasium._pool_collector import PoolCollector
 from fbuf_adapters.gymnasium._weights import WeightsForm
-from fbuf_adapters.gymnasium._worker_pool import Ended, Mode, PoolOptions, PoolWorker, ended_by
+from fbuf_adapters.gymnasium._worker_pool import Ended, Mode, PoolOptions, PoolWorker
 from fbuf_adapters.ray._stepping import CONTROL, Stamped, Stepping
 
 _Stepping: Any = cast(Any, ray.remote)(concurrency_groups={CONTROL: 1})(Stepping)
@@ -218,15 +218,12 @@ class ActorWorker(PoolWorker):
             self._heard = time.monotonic()
             if message is None:  # it was stopped: another thread closes the collector
                 return None
-            if isinstance(message, Failed):
-                raise ended_by(message, "worker")
-            if isinstance(message, Ready):
-                self._send_all()
-                return message.spec
-            filled, chunk = message
-            self._chunks.write(filled.slot, self.envs, chunk)
-            self.commands.popleft()
-            self.filled.append(filled)
+            if not isinstance(message, Failed | Ready):
+                message, chunk = message
+                self._chunks.write(message.slot, self.envs, chunk)
+            spec = self._take(message)
+            if spec is not None:
+                return spec
         if self.commands or not self.ready:
             self._ask_if_silent()
         return None
