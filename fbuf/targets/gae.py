@@ -62,9 +62,8 @@ def gae(
     """
     layout = Layout("targets.gae", batch)
     path = layout.path(reward, value, next_value, gamma, lambda_)
-    surprise = path.reward + path.gamma * path.following - path.value
     kept = jnp.where(path.linked, path.gamma * path.lambda_, 0)
-    advantage = backward(jnp.where(path.known, surprise, 0), kept)
+    advantage = backward(path.surprise(path.value), kept)
     return Advantages(
         layout.back(advantage), layout.back(path.value + advantage), layout.back(path.learn)
     )

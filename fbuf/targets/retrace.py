@@ -78,6 +78,5 @@ def retrace(
     taken = layout.numbers("q", q)
     kept = path.lambda_ * jnp.minimum(ratio(layout, path.known, log_prob, behavior_log_prob), 1)
     kept = jnp.where(path.linked, path.gamma * shifted(kept), 0)
-    surprise = path.reward + path.gamma * path.following - taken
-    error = backward(jnp.where(path.known, surprise, 0), kept)
+    error = backward(path.surprise(taken), kept)
     return Targets(layout.back(taken + error), layout.back(path.learn))

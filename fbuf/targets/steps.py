@@ -42,6 +42,10 @@ class Path(NamedTuple):
     linked: jax.Array
     learn: jax.Array
 
+    def surprise(self, value: jax.Array) -> jax.Array:
+        """Return how much more than `value` each step was worth; 0 where that is not known."""
+        return jnp.where(self.known, self.reward + self.gamma * self.following - value, 0)
+
 
 class Layout:
     """The layout of a batch's steps: their shape, and which axis is time."""

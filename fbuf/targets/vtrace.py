@@ -85,8 +85,7 @@ def vtrace(
     rho = jnp.minimum(likelier, jnp.asarray(rho_bar).astype(jnp.float32))
     later = jnp.where(path.linked, path.gamma * path.lambda_, 0)
     kept = later * jnp.minimum(likelier, jnp.asarray(c_bar).astype(jnp.float32))
-    surprise = path.reward + path.gamma * path.following - path.value
-    surprise = jnp.where(path.known, surprise, 0)
+    surprise = path.surprise(path.value)
     error = backward(rho * surprise, kept)
     gained = surprise + jnp.where(path.linked, later * shifted(error), 0)
     return Advantages(

@@ -988,6 +988,7 @@ MUTANTS = [
         ("steps if self._time_first or steps.ndim", "steps if steps.ndim", "order", TARGETS),
         ("jax.lax.stop_gradient(jnp.asarray(value).astype(jnp.float32))\n        return self._by_time", "jnp.asarray(value).astype(jnp.float32)\n        return self._by_time", "weights", TARGETS),
         ("isinstance(data, NStepTransition) or not (", "not (", "order", TARGETS),
+        ("jnp.where(self.known, self.reward + self.gamma * self.following - value, 0)", "self.reward + self.gamma * self.following - value", "mask", TARGETS),
         ("isinstance(value, Rollout) or isinstance(data", "isinstance(value, Rollout | Sample) or isinstance(data", "order", TARGETS),
     ),
     *of(
@@ -1009,7 +1010,6 @@ MUTANTS = [
     *of(
         "targets/gae.py",
         ("jnp.where(path.linked, path.gamma", "jnp.where(path.known, path.gamma", "seam", TARGETS),
-        ("jnp.where(path.known, surprise, 0)", "surprise", "mask", TARGETS),
     ),
     *of(
         "targets/vtrace.py",
@@ -1018,14 +1018,12 @@ MUTANTS = [
         ("jnp.asarray(c_bar)", "jnp.asarray(rho_bar)", "weights", TARGETS),
         ("shifted(error), 0)", "error, 0)", "seam", TARGETS),
         ("back(rho * gained)", "back(gained)", "weights", TARGETS),
-        ("surprise = jnp.where(path.known, surprise, 0)", "surprise = surprise * 1", "mask", TARGETS),
     ),
     *of(
         "targets/retrace.py",
         ("path.gamma * shifted(kept)", "path.gamma * kept", "seam", TARGETS),
         ("jnp.where(path.linked, path.gamma * shifted(kept), 0)", "path.gamma * shifted(kept)", "seam", TARGETS),
-        ("path.following - taken", "path.following - path.value", "bootstrap", TARGETS),
-        ("jnp.where(path.known, surprise, 0)", "surprise", "mask", TARGETS),
+        ("path.surprise(taken)", "path.surprise(path.value)", "bootstrap", TARGETS),
     ),
     *of(
         "views/frame_stack.py",
