@@ -14,7 +14,7 @@ from fbuf.dispatch.call import operation
 from fbuf.ops.group_sizes import group_index_of
 from fbuf.samplers.index import group_index
 from fbuf.state import State
-from fbuf.storage.ids import Ids
+from fbuf.storage.ids import Ids, ids_of
 
 _COUNT = functools.partial(check.integer, smallest=1)
 
@@ -61,6 +61,6 @@ def group_ids(
     ranks = jnp.where(there, first + step, 0)
     groups = jnp.broadcast_to(group, (count,))
     slots = group_index.select_oldest(index, ring, groups, ranks)
-    ids = ring.name(slots, there)
+    ids = ids_of(ring, slots, there)
     read_before_write.note_read(state, ids.slot)
     return ids

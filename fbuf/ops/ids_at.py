@@ -13,7 +13,7 @@ from fbuf.checks import values as check
 from fbuf.dispatch import read_before_write
 from fbuf.dispatch.call import operation
 from fbuf.state import State
-from fbuf.storage.ids import Ids
+from fbuf.storage.ids import Ids, live_ids
 from fbuf.xla.varying import varying
 
 
@@ -81,6 +81,6 @@ def ids_at(state: State[Any], slots: chex.Array) -> Ids:
             outside = (slots < 0) | (slots >= state.capacity)
             slots = jnp.where(outside, state.capacity, slots)
         slots = slots.astype(jnp.int32)
-    ids = state.ring.name_live(varying(slots, state.fault))
+    ids = live_ids(state.ring, varying(slots, state.fault))
     read_before_write.note_read(state, ids.slot)
     return ids

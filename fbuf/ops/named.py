@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from fbuf.dispatch import parse
 from fbuf.state import State
 from fbuf.storage.faults import Fault, bits_where
-from fbuf.storage.ids import Ids
+from fbuf.storage.ids import Ids, look_up
 from fbuf.xla.tie import in_order
 
 
@@ -30,7 +30,7 @@ def named(
     slot, fault = in_order(flat.slot, state.fault)
     flat, state = Ids(slot, flat.generation), dataclasses.replace(state, fault=fault)
     chosen = parse.mask(function, mask, shape, "ids")
-    found = state.ring.find(flat)
+    found = look_up(state.ring, flat)
     faults = bits_where(found.outside & chosen, Fault.ID_OUT_OF_RANGE)
     faults |= bits_where(found.stale & chosen, Fault.STALE_ID)
     faults |= bits_where(found.foreign & chosen, Fault.FOREIGN_ID)

@@ -15,7 +15,7 @@ from fbuf.dispatch import parse, read_before_write
 from fbuf.dispatch.call import operation
 from fbuf.samplers.protocol.placing import refuse
 from fbuf.state import State
-from fbuf.storage.ids import Ids
+from fbuf.storage.ids import Ids, ids_of, look_up
 from fbuf.views.reader import Reader
 from fbuf.views.steps import following, preceding
 
@@ -100,7 +100,7 @@ def neighbours(state: State[Any], ids: Ids, steps: Steps) -> Ids:
 def around(function: str, state: State[Any], ids: Ids, steps: Steps) -> Ids:
     """Name the neighbours of the rows of `[B]` ids: `[B, K]`."""
     ring, wished = state.ring, jnp.array(tuple(steps), jnp.int32)[None]
-    live = ring.find(ids).live
+    live = look_up(ring, ids).live
     slots = jnp.where(live, ids.slot, 0)
     first, last = min(0, *steps), max(0, *steps)
     reader = Reader(function, state)
@@ -109,4 +109,4 @@ def around(function: str, state: State[Any], ids: Ids, steps: Steps) -> Ids:
     after = jnp.sum(same, axis=1, dtype=jnp.int32)[:, None] - 1
     before = preceding(reader, slots, -first)[:, None]
     there = jnp.clip(wished, -before, jnp.maximum(after, 0))
-    return ring.name(ring.later(slots[:, None], there), live[:, None] & (there == wished))
+    return ids_of(ring, ring.later(slots[:, None], there), live[:, None] & (there == wished))

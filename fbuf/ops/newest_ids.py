@@ -13,7 +13,7 @@ from fbuf.dispatch.call import operation
 from fbuf.ops.lane_slots import slots_back
 from fbuf.samplers.protocol.placing import refuse
 from fbuf.state import State
-from fbuf.storage.ids import Ids
+from fbuf.storage.ids import Ids, live_ids
 from fbuf.storage.ring import Ring
 
 _IS_INT = functools.partial(check.integer, smallest=-check.LARGEST_INT)
@@ -57,4 +57,4 @@ def newest_ids(state: State[Any], count: int) -> Ids:
 def newest(ring: Ring, count: int) -> Ids:
     """Name the newest rows of each lane, oldest first; or the last slots, in their order."""
     back = jnp.arange(count - 1, -1, -1, dtype=jnp.int32)[None]
-    return ring.name_live(slots_back(ring, back, back < ring.lane_steps()[:, None]))
+    return live_ids(ring, slots_back(ring, back, back < ring.lane_steps()[:, None]))

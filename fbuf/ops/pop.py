@@ -17,7 +17,7 @@ from fbuf.ops.lane_slots import oldest_slots
 from fbuf.ops.read import is_view, named_rows
 from fbuf.ops.unread import queue
 from fbuf.state import Rollout, State
-from fbuf.storage.ids import Ids
+from fbuf.storage.ids import Ids, live_ids
 from fbuf.views.item import Item
 from fbuf.views.protocol import Data, View
 
@@ -101,7 +101,7 @@ def popped(
     chosen = parse.mask("pop", mask, shape, "the environments")
     unread = sampler.unread(state.index, ring)
     given = jnp.where(chosen, jnp.minimum(unread, count), 0)
-    ids = ring.name_live(oldest_slots(ring, unread, given, count))
+    ids = live_ids(ring, oldest_slots(ring, unread, given, count))
     # The kept rows are among the rows of this call.
     read = jnp.maximum(given - keep, 0)
     return dataclasses.replace(state, index=sampler.popped(state.index, read)), ids

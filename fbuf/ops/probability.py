@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from fbuf.dispatch import parse, read_before_write
 from fbuf.dispatch.call import operation
 from fbuf.state import State
-from fbuf.storage.ids import Ids
+from fbuf.storage.ids import Ids, look_up
 
 
 @operation()
@@ -43,7 +43,7 @@ def probability(state: State[Any], ids: Ids) -> jax.Array:
         Array([0.25, 0.75], dtype=float32)
     """
     flat, shape = parse.ids("probability", ids)
-    live = state.ring.find(flat).live
+    live = look_up(state.ring, flat).live
     found = state.sampler.probability(state.index, state.ring, jnp.where(live, flat.slot, 0))
     read_before_write.note_read(state, found)
     return jnp.where(live, found, 0).reshape(shape)

@@ -13,7 +13,7 @@ from fbuf.dispatch import parse, read_before_write
 from fbuf.dispatch.call import operation
 from fbuf.dispatch.intact import one_buffer
 from fbuf.state import Batch, State
-from fbuf.storage.ids import Ids
+from fbuf.storage.ids import Ids, look_up
 from fbuf.views.gather import gather, reshaped
 from fbuf.views.item import Item
 from fbuf.views.protocol import Data, View
@@ -101,7 +101,7 @@ def find_ids(
             f"fbuf.{function}: a view with time_major=True takes ids of one axis, got ids of shape "
             f"{shape}; leave time_major out, or reshape the ids"
         )
-    live = state.ring.find(flat).live
+    live = look_up(state.ring, flat).live
     return jnp.where(live, flat.slot, 0), live, shape
 
 

@@ -9,7 +9,7 @@ from fbuf.ops.lane_slots import oldest_slots
 from fbuf.ops.read import is_view, named_rows
 from fbuf.samplers.protocol.placing import refuse
 from fbuf.state import Rollout, State
-from fbuf.storage.ids import Ids
+from fbuf.storage.ids import Ids, live_ids
 from fbuf.storage.ring import Ring
 from fbuf.views.item import Item
 from fbuf.views.protocol import Data, View
@@ -69,4 +69,4 @@ def rollout(state: State[Any], *, view: View[Data] = Item()) -> Rollout[Data]:
 def ids_in_order(ring: Ring) -> Ids:
     """Return the ids of all rows, oldest first: `[capacity]`, or `[num_envs, lane_length]`."""
     stored = ring.lane_steps()
-    return ring.name_live(oldest_slots(ring, stored, stored, ring.lane_length))
+    return live_ids(ring, oldest_slots(ring, stored, stored, ring.lane_length))

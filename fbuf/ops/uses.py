@@ -11,7 +11,7 @@ from fbuf.dispatch import parse, read_before_write
 from fbuf.dispatch.call import operation
 from fbuf.samplers.limited import Limited, LimitedIndex
 from fbuf.state import State
-from fbuf.storage.ids import Ids
+from fbuf.storage.ids import Ids, look_up
 from fbuf.xla.rows import read_rows
 
 
@@ -52,7 +52,7 @@ def uses(state: State[Any], ids: Ids) -> jax.Array:
 def counted(state: State[Any], ids: Ids) -> jax.Array:
     """Return the uses of rows by `[B]` ids; 0 for an id that names no stored row."""
     uses = with_uses("uses", state)
-    live = state.ring.find(ids).live
+    live = look_up(state.ring, ids).live
     return jnp.where(live, read_rows(uses, jnp.where(live, ids.slot, 0)), 0)
 
 

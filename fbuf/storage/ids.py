@@ -1,8 +1,8 @@
-"""Ids: the names of rows."""
+"""Ids: the names of rows, given and looked up."""
 
 from __future__ import annotations
 
-from typing import Generic
+from typing import Generic, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,8 @@ from typing_extensions import TypeVar
 
 from fbuf._pytree import pytree
 from fbuf.checks.uncompared import Uncompared
+from fbuf.storage import tags
+from fbuf.storage.ring import Ring
 
 ArrayT = TypeVar("ArrayT", default=jax.Array)
 """The arrays of a batch: of JAX, or tensors of PyTorch once the batch has crossed."""
@@ -46,3 +48,51 @@ def only(ids: Ids, mask: jax.Array) -> Ids:
     return Ids(
         slot=jnp.where(mask, ids.slot, NO_SLOT), generation=jnp.where(mask, ids.generation, 0)
     )
+
+
+class Found(NamedTuple):
+    """Rows looked up by id: bool arrays shaped like the ids, all False for "no row".
+
+    Attributes:
+        live: The row is stored.
+        outside: The slot does not exist.
+        stale: The row has been overwritten or removed.
+        foreign: The id is of another buffer, or of a time before the buffer was loaded.
+    """
+
+    live: jax.Array
+    outside: jax.Array
+    stale: jax.Array
+    foreign: jax.Array
+
+
+def look_up(ring: Ring, ids: Ids) -> Found:
+    """Look rows up by id."""
+    slot = ids.slot
+    inside = (slot >= 0) & (slot < ring.capacity)
+    slot = jnp.where(inside, slot, 0)
+    now = ring.generation_of(slot)
+    same = ring.holds(slot) & (ids.generation == now)
+    live = inside & same & ~ring.is_removed(slot)
+    # Unsigned: laps to come, but for the next one, are as far off as another tag.
+    late = (now + 1).astype(jnp.uint32) - ids.generation.astype(jnp.uint32)
+    own = late <= tags.MOST_LAPS
+    return Found(
+        live,
+        outside=~inside & (ids.slot != NO_SLOT),
+        stale=inside & ~live & own,
+        foreign=inside & ~own,
+    )
+
+
+def ids_of(ring: Ring, slots: jax.Array, mask: jax.Array) -> Ids:
+    """Return the ids of the rows in slots, and "no row" where `mask` is False."""
+    return only(Ids(slots, ring.generation_of(slots)), mask)
+
+
+def live_ids(ring: Ring, slots: jax.Array) -> Ids:
+    """Return the ids of the rows in any int32 slots; "no row" for an empty or removed one."""
+    inside = (slots >= 0) & (slots < ring.capacity)
+    slots = jnp.where(inside, slots, 0)
+    live = look_up(ring, ids_of(ring, slots, inside)).live
+    return ids_of(ring, slots, live)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import NamedTuple
 
 import chex
 import jax
@@ -27,7 +26,6 @@ from jax import lax
 from fbuf._pytree import pytree
 from fbuf.storage import episodes, tags
 from fbuf.storage.episodes import Autoreset, InEpisode, Open
-from fbuf.storage.ids import NO_SLOT, Ids, only
 from fbuf.xla.rows import read_rows, write_rows
 
 # The bits of a row's flags.
@@ -53,22 +51,6 @@ _FEW = 64
 
 NEXT_BEGINS = ENDS | DUMMY
 """Behind a row with one of these bits an episode begins."""
-
-
-class Found(NamedTuple):
-    """Rows looked up by id: bool arrays shaped like the ids, all False for "no row".
-
-    Attributes:
-        live: The row is stored.
-        outside: The slot does not exist.
-        stale: The row has been overwritten or removed.
-        foreign: The id is of another buffer, or of a time before the buffer was loaded.
-    """
-
-    live: jax.Array
-    outside: jax.Array
-    stale: jax.Array
-    foreign: jax.Array
 
 
 @pytree
@@ -279,7 +261,7 @@ class Ring:
         slots = offset * self.heads + lane
         return jnp.where(self.stored > 0, slots, self.capacity)
 
-    # Names of rows.
+    # Generations.
 
     def generation_of(self, slots: jax.Array) -> jax.Array:
         """Return the generation of the row in each slot: the lap that wrote it, and the tag.
@@ -292,35 +274,6 @@ class Ring:
             return flat.reshape(slots.shape) + self.tag[0]
         offset, cursor = self._under_head(slots)
         return cursor[1] + cursor[4] - (offset >= cursor[0]).astype(jnp.int32)
-
-    def name(self, slots: jax.Array, mask: jax.Array) -> Ids:
-        """Return the ids of rows, and "no row" where `mask` is False."""
-        return only(Ids(slots, self.generation_of(slots)), mask)
-
-    def name_live(self, slots: jax.Array) -> Ids:
-        """Return the ids of the rows in any int32 slots; "no row" for an empty or removed one."""
-        inside = (slots >= 0) & (slots < self.capacity)
-        slots = jnp.where(inside, slots, 0)
-        live = self.find(self.name(slots, inside)).live
-        return self.name(slots, live)
-
-    def find(self, ids: Ids) -> Found:
-        """Look rows up by id."""
-        slot = ids.slot
-        inside = (slot >= 0) & (slot < self.capacity)
-        slot = jnp.where(inside, slot, 0)
-        now = self.generation_of(slot)
-        same = self.holds(slot) & (ids.generation == now)
-        live = inside & same & ~self.is_removed(slot)
-        # Unsigned: laps to come, but for the next one, are as far off as another tag.
-        late = (now + 1).astype(jnp.uint32) - ids.generation.astype(jnp.uint32)
-        own = late <= tags.MOST_LAPS
-        return Found(
-            live,
-            outside=~inside & (ids.slot != NO_SLOT),
-            stale=inside & ~live & own,
-            foreign=inside & ~own,
-        )
 
     # Changes.
 

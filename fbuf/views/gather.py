@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from fbuf._pytree import pytree
 from fbuf.state import Batch, State
-from fbuf.storage.ids import Ids, only
+from fbuf.storage.ids import Ids, ids_of, only
 from fbuf.storage.layout import Layout
 from fbuf.storage.masks import select
 from fbuf.storage.ring import TERMINATED, TRUNCATED
@@ -85,7 +85,7 @@ def request_rows(
         )
     reader = Reader(type(view).__name__, state, mask, part)
     request = view.request(reader, slots, key)
-    return Requested(request, state.ring.name(slots, mask), mask), reader.reads
+    return Requested(request, ids_of(state.ring, slots, mask), mask), reader.reads
 
 
 def build_batch(
