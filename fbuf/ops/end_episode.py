@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from fbuf.dispatch import parse
 from fbuf.dispatch.call import operation
 from fbuf.state import State
+from fbuf.storage import marks
 from fbuf.storage.faults import collected
 from fbuf.storage.ring import TRUNCATED, UNFINISHED
 from fbuf.storage.store import Item
@@ -83,7 +84,7 @@ def end_lanes(
     bits: int = TRUNCATED,
 ) -> State[Item]:
     """Truncate the open episodes of some lanes, where nothing is read any more; see `Ring.end`."""
-    ring, slots = state.ring.end(lanes, resets, bits)
+    ring, slots = marks.end(state.ring, lanes, resets, bits)
     next_obs, fault = state.next_obs, state.fault
     if next_obs is not None:
         next_obs, lost = next_obs.end(ring, slots)

@@ -17,6 +17,7 @@ from fbuf.samplers.protocol import row_fields
 from fbuf.samplers.protocol.queues import queue_of
 from fbuf.samplers.protocol.sampler import Origin
 from fbuf.state import State
+from fbuf.storage import marks
 from fbuf.storage.append import append
 from fbuf.storage.episode_order import whole_episodes
 from fbuf.storage.faults import Fault, bits_where, collected
@@ -362,5 +363,5 @@ def _without_removed(
     gone = (step < taken[None]) & (flags & (REMOVED | DUMMY) == REMOVED)
     slots = Lanes(new, 0, new.ring.lanes).slots(step, taken)
     slots = jnp.where(gone, slots, new.capacity).reshape(-1)
-    ring = new.ring.remove(slots)
+    ring = marks.remove(new.ring, slots)
     return dataclasses.replace(new, ring=ring, index=new.sampler.remove(new.index, ring, slots))

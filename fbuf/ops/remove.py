@@ -14,6 +14,7 @@ from fbuf.dispatch.call import operation
 from fbuf.ops.named import named
 from fbuf.samplers.protocol.placing import refuse
 from fbuf.state import State
+from fbuf.storage import marks
 from fbuf.storage.episode_order import same_episodes
 from fbuf.storage.faults import collected
 from fbuf.storage.ids import Ids
@@ -91,7 +92,7 @@ def remove(
 
 def _without(state: State[Item], slots: jax.Array) -> State[Item]:
     """Remove rows: int32 `[B]` slots of stored rows, or `capacity`, each slot once."""
-    ring = state.ring.remove(slots)
+    ring = marks.remove(state.ring, slots)
     index = state.sampler.remove(state.index, ring, slots)
     return dataclasses.replace(state, ring=ring, index=index)
 

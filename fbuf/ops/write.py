@@ -16,6 +16,7 @@ from fbuf.dispatch.call import operation
 from fbuf.ops.named import named
 from fbuf.samplers.protocol import row_fields
 from fbuf.state import State
+from fbuf.storage import marks
 from fbuf.storage.faults import collected
 from fbuf.storage.ids import Ids
 from fbuf.storage.store import Item
@@ -126,7 +127,7 @@ def with_fields(
     state, slots, faults, _ = named("write", state, ids, mask)
     slots = jnp.where(last_of_each(slots), slots, state.capacity)
     storage = state.storage.write_leaves(slots, changed)
-    ring, fault = state.ring.written(slots), collected(state.fault, faults)
+    ring, fault = marks.written(state.ring, slots), collected(state.fault, faults)
     index, sampler = state.index, state.sampler
     if looked_at := row_fields.among(sampler, state.storage.layout, changed):
         index = sampler.written(index, ring, slots, looked_at)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fbuf.storage import episodes
+from fbuf.storage import episodes, marks
 from fbuf.storage.episodes import InEpisode, Open
 from fbuf.storage.ring import CUT, DUMMY, ENDS, REMOVED, Ring, Span
 from fbuf.xla.loop import zero_after
@@ -94,7 +94,7 @@ def append(
     dropped = jnp.maximum(count, size) - size
     _, first = _laps_and_offset(head + dropped, ring.head_capacity, each)
     laps, end = _laps_and_offset(head + count, ring.head_capacity, each)
-    removed = ring.fewer_removed(slots, gone)
+    removed = marks.fewer_removed(ring, slots, gone)
     slots = tie(slots, *reads)
     now_open, in_episode = ring.open, None
     if now_open is not None:

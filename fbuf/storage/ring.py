@@ -15,18 +15,16 @@ length.
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from fbuf._pytree import pytree
 from fbuf.storage import episodes, tags
 from fbuf.storage.episodes import Autoreset, InEpisode, Open
-from fbuf.xla.rows import read_rows, write_rows
+from fbuf.xla.rows import read_rows
 
 # The bits of a row's flags.
 TERMINATED = 1
@@ -45,9 +43,6 @@ STANDS_IN = 128
 none. Writers of data sets ask for the flag."""
 
 ENDS = TERMINATED | TRUNCATED
-
-_FEW = 64
-"""The most rows whose sum is written out."""
 
 NEXT_BEGINS = ENDS | DUMMY
 """Behind a row with one of these bits an episode begins."""
@@ -275,61 +270,6 @@ class Ring:
         offset, cursor = self._under_head(slots)
         return cursor[1] + cursor[4] - (offset >= cursor[0]).astype(jnp.int32)
 
-    # Changes.
-
-    def end(
-        self, lanes: jax.Array, resets: jax.Array | None = None, bits: int = TRUNCATED
-    ) -> tuple[Ring, jax.Array]:
-        """Truncate the open episode of some lanes, bool `[lanes]`.
-
-        Args:
-            lanes: The lanes to truncate.
-            resets: bool `[lanes]`; the lanes that reset next, where rows are left out behind the
-                end; see `fbuf.storage.append.resets_after`. None: these lanes do not reset.
-            bits: The bits that the last rows get.
-
-        Returns:
-            The ring, and the slots of the rows that now are the last of an episode, `capacity` for
-            lanes that had no open episode.
-        """
-        slots = self.newest()
-        flags = read_rows(self.flags, self.clamp(slots))
-        is_open = (flags & NEXT_BEGINS == 0) & lanes
-        slots = jnp.where(is_open, slots, self.capacity)
-        now_open = self.open
-        if now_open is not None:
-            closed = lambda leaf: jnp.where(lanes, jnp.zeros_like(leaf), leaf)
-            now_open = jax.tree.map(closed, now_open)
-            if resets is not None:
-                now_open = dataclasses.replace(now_open, resets=resets)
-        written = write_rows(self.flags, slots, flags | jnp.uint8(bits))
-        return dataclasses.replace(self, flags=written, open=now_open), slots
-
-    def fewer_removed(self, slots: jax.Array, gone: jax.Array) -> jax.Array | None:
-        """Return the count of removed rows after rows were overwritten: int32 scalar, or None.
-
-        Args:
-            slots: int32 `[B]`; the written slots, not computed from the rows that were there.
-            gone: bool `[B]`; whether the row in each slot was a removed one.
-        """
-        return None if self.removed is None else _fewer(self.removed, gone, slots)
-
-    def remove(self, slots: jax.Array) -> Ring:
-        """Mark rows as removed: int32 `[B]` slots of stored rows, or `capacity`; none twice."""
-        assert self.removed is not None
-        flags = self._flagged(slots, REMOVED)
-        now_open = self.open
-        if now_open is not None:
-            lane = jnp.where(slots < self.capacity, slots % self.lanes, self.lanes)
-            intact = now_open.intact.at[lane].min(self.newer(slots), mode="drop")
-            now_open = dataclasses.replace(now_open, intact=intact)
-        removed = self.removed + jnp.sum(slots < self.capacity, dtype=jnp.int32)
-        return dataclasses.replace(self, removed=removed, flags=flags, open=now_open)
-
-    def written(self, slots: jax.Array) -> Ring:
-        """Mark rows as changed: int32 `[B]` slots of stored rows, or `capacity`; none twice."""
-        return dataclasses.replace(self, flags=self._flagged(slots, WRITTEN))
-
     def cleared(self) -> Ring:
         """Return the ring without its rows. The lap moves on: earlier ids stay stale. O(1)."""
         now_open = self.open
@@ -342,11 +282,6 @@ class Ring:
             removed=None if self.removed is None else self.removed & 0,
             open=now_open,
         )
-
-    def _flagged(self, slots: jax.Array, bit: int) -> jax.Array:
-        """Return the flags, with a bit set for rows."""
-        old = read_rows(self.flags, self.clamp(slots))
-        return write_rows(self.flags, slots, old | jnp.uint8(bit))
 
     def _under_head(self, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Return the offsets of slots under their heads, and the cursor of the heads `[5, ...]`."""
@@ -398,28 +333,3 @@ def _tagged(cursor: np.ndarray, tag: jax.Array | int) -> jax.Array:
     if isinstance(tag, int):  # one array, and no program to make it
         return jnp.asarray(np.concatenate([cursor, np.full_like(cursor[:1], tag)]))
     return jnp.concatenate([cursor, jnp.broadcast_to(tag, cursor[:1].shape)])
-
-
-@jax.custom_batching.custom_vmap
-def _fewer(removed: jax.Array, gone: jax.Array, slots: jax.Array) -> jax.Array:
-    """Return a count of removed rows less those that were overwritten in these slots."""
-    gone = gone.astype(jnp.int32)
-    if gone.shape[0] > _FEW:
-        return removed - jnp.sum(gone, dtype=jnp.int32)
-    # Written out it is one kernel on a GPU: a sum is a kernel of its own.
-    return functools.reduce(
-        lax.sub,
-        [lax.index_in_dim(gone, at, keepdims=False) for at in range(gone.shape[0])],
-        removed,
-    )
-
-
-@_fewer.def_vmap
-def _(
-    size: int, batched: list[bool], removed: jax.Array, gone: jax.Array, slots: jax.Array
-) -> tuple[jax.Array, bool]:
-    # A count that is one number for all buffers has only counted slots that all of them share. So
-    # where all write the same slots, as many of these are gone, and the size stays one number.
-    if batched[0] or batched[2]:
-        return removed - jnp.sum(gone, axis=-1, dtype=jnp.int32), True
-    return _fewer(removed, gone[0] if batched[1] else gone, slots), False

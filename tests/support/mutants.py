@@ -128,12 +128,15 @@ MUTANTS = [
         ("+ size - 1 - offset.astype", "+ size - offset.astype", "seam", N_STEP),
         ("self.lanes_per_head - 1 - self.newer(slots)", "self.lanes_per_head - self.newer(slots)", "seam", FRAMES),
         ("(offset < cursor[2])", "(offset <= cursor[2])", "count", FLAT),
-        ("(flags & NEXT_BEGINS == 0) & lanes", "(flags & ENDS == 0) & lanes", "episode end", SEGMENTS_DUMMY),
-        ("jnp.where(lanes, jnp.zeros_like(leaf), leaf)", "leaf", "episode end", SEGMENTS),
-        (".min(self.newer(slots), mode", ".max(self.newer(slots), mode", "windows", STRIDE),
         ("slots = offset * self.heads + lane", "slots = offset * self.heads", "episode end", SEGMENTS_APART),
         ("self.head.astype(jnp.uint32) + size - step)", "self.head.astype(jnp.uint32) + size - 1)", "episode end", SEGMENTS_DUMMY),
         ("[1][2] == self.head_capacity", "[1][2] != self.head_capacity", "views", SEQUENCE),
+    ),
+    *of(
+        "storage/marks.py",
+        ("(flags & NEXT_BEGINS == 0) & lanes", "(flags & (TRUNCATED | 1) == 0) & lanes", "episode end", SEGMENTS_DUMMY),
+        ("jnp.where(lanes, jnp.zeros_like(leaf), leaf)", "leaf", "episode end", SEGMENTS),
+        (".min(ring.newer(slots), mode", ".max(ring.newer(slots), mode", "windows", STRIDE),
     ),
     *of(
         "storage/ids.py",
@@ -253,7 +256,7 @@ MUTANTS = [
         ("moved = [number for number, of in enumerate(tangents) if type(of) is not ad.Zero]", "moved = list(range(len(tangents)))\n    tangents = [ad.instantiate_zeros(of) for of in tangents]", "gradient", ("test_platform.py", "tangent")),
     ),
     *of(
-        "storage/ring.py",
+        "storage/marks.py",
         ("if batched[0] or batched[2]:", "if batched[0]:", "seeds", ("test_seeds.py", "counted")),
         ("if batched[0] or batched[2]:", "if batched[2]:", "seeds", ("test_seeds.py", "counted")),
         ("if batched[0] or batched[2]:", "if True:", "seeds", ("test_seeds.py", "condition")),
@@ -1435,10 +1438,10 @@ MUTANTS = [
     ),
     *of(
         "ops/end_episode.py",
-        ("ring, slots = state.ring.end(lanes, resets, bits)", "ring, slots = state.ring, lanes * 0 + state.capacity", "queue", FIFO),
+        ("ring, slots = marks.end(state.ring, lanes, resets, bits)", "ring, slots = state.ring, lanes * 0 + state.capacity", "queue", FIFO),
     ),
     *of(
-        "storage/ring.py",
+        "storage/marks.py",
         ("now_open = dataclasses.replace(now_open, resets=resets)", "pass", "queue", ("test_fifo.py", "resets")),
     ),
     *of(

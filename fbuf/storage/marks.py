@@ -1,0 +1,106 @@
+"""Rows are marked in their flags: as the last of an episode, as removed, as changed."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fbuf.storage.ring import NEXT_BEGINS, REMOVED, TRUNCATED, WRITTEN, Ring
+from fbuf.xla.rows import read_rows, write_rows
+
+_FEW = 64
+"""The most rows whose sum is written out."""
+
+
+def end(
+    ring: Ring, lanes: jax.Array, resets: jax.Array | None = None, bits: int = TRUNCATED
+) -> tuple[Ring, jax.Array]:
+    """Truncate the open episode of some lanes, bool `[lanes]`.
+
+    Args:
+        ring: The ring.
+        lanes: The lanes to truncate.
+        resets: bool `[lanes]`; the lanes that reset next, where rows are left out behind the
+            end; see `fbuf.storage.append.resets_after`. None: these lanes do not reset.
+        bits: The bits that the last rows get.
+
+    Returns:
+        The ring, and the slots of the rows that now are the last of an episode, `capacity` for
+        lanes that had no open episode.
+    """
+    slots = ring.newest()
+    flags = read_rows(ring.flags, ring.clamp(slots))
+    is_open = (flags & NEXT_BEGINS == 0) & lanes
+    slots = jnp.where(is_open, slots, ring.capacity)
+    now_open = ring.open
+    if now_open is not None:
+        closed = lambda leaf: jnp.where(lanes, jnp.zeros_like(leaf), leaf)
+        now_open = jax.tree.map(closed, now_open)
+        if resets is not None:
+            now_open = dataclasses.replace(now_open, resets=resets)
+    written = write_rows(ring.flags, slots, flags | jnp.uint8(bits))
+    return dataclasses.replace(ring, flags=written, open=now_open), slots
+
+
+def remove(ring: Ring, slots: jax.Array) -> Ring:
+    """Mark rows as removed: int32 `[B]` slots of stored rows, or `capacity`; none twice."""
+    assert ring.removed is not None
+    flags = _flagged(ring, slots, REMOVED)
+    now_open = ring.open
+    if now_open is not None:
+        lane = jnp.where(slots < ring.capacity, slots % ring.lanes, ring.lanes)
+        intact = now_open.intact.at[lane].min(ring.newer(slots), mode="drop")
+        now_open = dataclasses.replace(now_open, intact=intact)
+    removed = ring.removed + jnp.sum(slots < ring.capacity, dtype=jnp.int32)
+    return dataclasses.replace(ring, removed=removed, flags=flags, open=now_open)
+
+
+def fewer_removed(ring: Ring, slots: jax.Array, gone: jax.Array) -> jax.Array | None:
+    """Return the count of removed rows after rows were overwritten: int32 scalar, or None.
+
+    Args:
+        ring: The ring.
+        slots: int32 `[B]`; the written slots, not computed from the rows that were there.
+        gone: bool `[B]`; whether the row in each slot was a removed one.
+    """
+    return None if ring.removed is None else _fewer(ring.removed, gone, slots)
+
+
+def written(ring: Ring, slots: jax.Array) -> Ring:
+    """Mark rows as changed: int32 `[B]` slots of stored rows, or `capacity`; none twice."""
+    return dataclasses.replace(ring, flags=_flagged(ring, slots, WRITTEN))
+
+
+def _flagged(ring: Ring, slots: jax.Array, bit: int) -> jax.Array:
+    """Return the flags, with a bit set for rows."""
+    old = read_rows(ring.flags, ring.clamp(slots))
+    return write_rows(ring.flags, slots, old | jnp.uint8(bit))
+
+
+@jax.custom_batching.custom_vmap
+def _fewer(removed: jax.Array, gone: jax.Array, slots: jax.Array) -> jax.Array:
+    """Return a count of removed rows less those that were overwritten in these slots."""
+    gone = gone.astype(jnp.int32)
+    if gone.shape[0] > _FEW:
+        return removed - jnp.sum(gone, dtype=jnp.int32)
+    # Written out it is one kernel on a GPU: a sum is a kernel of its own.
+    return functools.reduce(
+        lax.sub,
+        [lax.index_in_dim(gone, at, keepdims=False) for at in range(gone.shape[0])],
+        removed,
+    )
+
+
+@_fewer.def_vmap
+def _(
+    size: int, batched: list[bool], removed: jax.Array, gone: jax.Array, slots: jax.Array
+) -> tuple[jax.Array, bool]:
+    # A count that is one number for all buffers has only counted slots that all of them share. So
+    # where all write the same slots, as many of these are gone, and the size stays one number.
+    if batched[0] or batched[2]:
+        return removed - jnp.sum(gone, axis=-1, dtype=jnp.int32), True
+    return _fewer(removed, gone[0] if batched[1] else gone, slots), False
