@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,8 @@ import numpy as np
 import fbuf
 from fbuf.adapter_api import changed_lanes, check, nowhere, place, refuse_consumed
 from fbuf_adapters._fields import blank_rows, blank_specs, check_state, with_blank
+
+Rows = TypeVar("Rows")
 
 _FILLED = frozenset(("observation", "action", "reward", "next_observation"))
 
@@ -111,7 +113,7 @@ class ScanCollector:
         """The other arguments that `fbuf.init` needs: `num_envs` and `autoreset`."""
         return {"num_envs": self._num_envs, "autoreset": "same_step"}
 
-    def collect(self, state: Any, steps: int) -> Any:
+    def collect(self, state: fbuf.State[Rows], steps: int) -> fbuf.State[Rows]:
         """Make `steps` steps of each environment, and add them: one compiled program.
 
         Args:

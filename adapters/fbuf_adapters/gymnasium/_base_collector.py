@@ -20,6 +20,8 @@ def check_timeout(owner: str, timeout: float) -> None:
 
 
 C = TypeVar("C", bound=Callable[..., Any])
+BufferT = TypeVar("BufferT")
+"""The type of a buffer: a `State`, a `ShardedState` or a `HostStore`."""
 
 
 def alone(method: C) -> C:

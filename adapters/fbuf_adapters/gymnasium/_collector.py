@@ -12,7 +12,7 @@ import numpy as np
 from fbuf.adapter_api import check, uninterrupted
 from fbuf_adapters._fields import blank_specs
 from fbuf_adapters.gymnasium import _vector_envs
-from fbuf_adapters.gymnasium._base_collector import BaseCollector, alone, check_timeout
+from fbuf_adapters.gymnasium._base_collector import BaseCollector, BufferT, alone, check_timeout
 from fbuf_adapters.gymnasium._chunk import StepChunk
 from fbuf_adapters.gymnasium._chunk_writer import SMALL, ChunkWriter
 from fbuf_adapters.gymnasium._episodes import EpisodeStats
@@ -161,7 +161,7 @@ class Collector(BaseCollector):
         return {"num_envs": stepper.num_envs, "autoreset": stepper.autoreset}
 
     @alone
-    def collect(self, state: Any, steps: int) -> Any:
+    def collect(self, state: BufferT, steps: int) -> BufferT:
         """Make `steps` steps of each environment, and add them.
 
         Args:
@@ -211,7 +211,7 @@ class Collector(BaseCollector):
         return self._taken()
 
     @alone
-    def drain(self, state: Any, *, at_least: int = 0) -> Any:
+    def drain(self, state: BufferT, *, at_least: int = 0) -> BufferT:
         """Add the steps made in the background. The first call starts the thread.
 
         Args:

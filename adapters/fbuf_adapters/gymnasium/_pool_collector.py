@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fbuf.adapter_api import check, uninterrupted
-from fbuf_adapters.gymnasium._base_collector import BaseCollector, alone
+from fbuf_adapters.gymnasium._base_collector import BaseCollector, BufferT, alone
 from fbuf_adapters.gymnasium._chunk import StepChunk
 from fbuf_adapters.gymnasium._chunk_writer import ChunkWriter
 from fbuf_adapters.gymnasium._episodes import EpisodeStats
@@ -89,7 +89,7 @@ class PoolCollector(BaseCollector):
         return own if self._mode == "sync" else {**own, "lockstep": False}
 
     @alone
-    def collect(self, state: Any, steps: int) -> Any:
+    def collect(self, state: BufferT, steps: int) -> BufferT:
         """Have all environments make `steps` steps with the newest weights, and add them.
 
         Args:
@@ -128,7 +128,7 @@ class PoolCollector(BaseCollector):
         return self._taken()
 
     @alone
-    def drain(self, state: Any, *, at_least: int = 0) -> Any:
+    def drain(self, state: BufferT, *, at_least: int = 0) -> BufferT:
         """Add the chunks that the workers have made. The first call starts them.
 
         Args:
