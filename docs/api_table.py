@@ -59,24 +59,11 @@ TARGETS = {
 
 MESH = {
     "fbuf.sharded": (
-        *(
-            "init",
-            "add",
-            "sample",
-            "draw",
-            "update_priority",
-            "write",
-            "remove",
-            "expire",
-            "end_episode",
-            "clear",
-        ),
-        *("after", "size", "can_sample", "stats", "raise_on_fault", "specs"),
-        *("neighbours", "uses", "thin", "save", "load", "reshard"),
+        *("init", "specs", "thin", "load", "reshard"),
         *("ShardedState", "ShardedSample", "ShardedIds", "ShardedCheckpoint", "Count"),
     ),
 }
-"""The operations over a mesh."""
+"""The names that only a mesh has. All others of `fbuf.sharded` are those of `fbuf`."""
 
 PYTORCH = {
     "fbuf_adapters.pytorch": (
@@ -214,6 +201,17 @@ def table(package: str, names: tuple[str, ...]) -> list[str]:
     return rows
 
 
+def _same() -> list[str]:
+    """The functions of `fbuf` that take a buffer over a mesh, too."""
+    import textwrap
+
+    import fbuf
+
+    own = MESH["fbuf.sharded"]
+    names = ", ".join(f"`{name}`" for name in fbuf.sharded.__all__ if name not in own)
+    return ["Functions of `fbuf` that take such a buffer, too:", "", *textwrap.wrap(names, 100)]
+
+
 def api() -> str:
     """The page of tables."""
     lines = [
@@ -233,6 +231,8 @@ def api() -> str:
         lines += [f"## {theme}", ""]
         for package, names in packages.items():
             lines += [f"From `{package}`:", "", *table(package, names), ""]
+        if theme == "Over a mesh":
+            lines += [*_same(), ""]
         if theme == "Collecting":
             lines += ["`fbuf_adapters.brax.Collector` is the same for brax.", ""]
     lines += [

@@ -21,9 +21,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import jax
 import jax.core
@@ -37,6 +36,7 @@ from fbuf.dispatch.flat_state import Form, held, holding
 from fbuf.dispatch.host_arrays import on_device, owned
 from fbuf.dispatch.intact import one_buffer
 from fbuf.dispatch.read_before_write import tied
+from fbuf.sharded_state import ShardedState
 from fbuf.state import State
 from fbuf.xla.explicit import explicit_mesh, on_automatic_axes
 from fbuf.xla.loop import in_one_turn
@@ -53,14 +53,15 @@ HostCheck = Callable[[str, Any, dict[str, Any]], None]
 
 def require_state(function: str, state: Any, argument: str = "state") -> None:
     """Refuse a value that is no `State`."""
-    if isinstance(state, State):
-        return
+    if not isinstance(state, State):
+        _refuse(function, state, argument)
+
+
+def _refuse(function: str, state: Any, argument: str = "state") -> NoReturn:
     name = type(state).__name__
     instead = "make one with fbuf.init"
-    if name == "ShardedState":
-        there = function in sys.modules["fbuf.sharded"].__all__
-        over_mesh = f"over a mesh it is fbuf.sharded.{function}"
-        instead = over_mesh if there else "it does not work over a mesh"
+    if isinstance(state, ShardedState):
+        instead = "it does not work over a mesh"
     elif isinstance(state, tuple):
         instead = "give the state alone, as in state, batch = fbuf.pop(...)"
     raise TypeError(f"fbuf.{function}: {argument} must be a fbuf.State, got {name}; {instead}")
@@ -75,12 +76,10 @@ def is_deleted(array: Any) -> bool:
 def refuse_consumed(function: str, state: Any) -> None:
     """Raise if an earlier call has taken the memory of a state."""
     if any(map(is_deleted, jax.tree.leaves(state))):
-        over_mesh = "sharded." if function.startswith("sharded.") else ""
         raise RuntimeError(
             f"fbuf.{function}: this state was consumed: an earlier call wrote its result into the "
-            "memory of this state. Use the state that the call returned "
-            f"(state = fbuf.{over_mesh}add(state, ...)), or give it donate=False to keep the old "
-            "one"
+            "memory of this state. Use the state that the call returned (state = fbuf.add(state, "
+            "...)), or give it donate=False to keep the old one"
         )
 
 
@@ -89,21 +88,23 @@ class StateType:
     """The type of state that an operation takes.
 
     Attributes:
-        require: Called with the name of the operation and a value; refuses another type.
+        kind: The class.
+        plain: Returns a `State` with the static parts of a state.
+        refuse: Called with the name of the operation and a value of another class; raises.
         check_traced: Called with the name and the state in every trace.
-        prefix: The beginning of the operation's name in messages.
         check_arrays: Called with the name, the state and all arrays of a call from Python.
         finish: Called with the state and the result of a call from Python.
     """
 
-    require: Callable[[str, Any], None]
-    check_traced: Callable[[str, Any], None] | None = None
-    prefix: str = ""
+    kind: type
+    plain: Callable[[Any], State[Any]]
+    refuse: Callable[[str, Any], NoReturn]
+    check_traced: Callable[[str, Any], None]
     check_arrays: Callable[[str, Any, dict[str, Any]], None] | None = None
     finish: Callable[[Any, Any], None] | None = None
 
 
-_ONE_BUFFER = StateType(require_state, one_buffer)
+_ONE_BUFFER = StateType(State, lambda state: state, _refuse, one_buffer)
 
 
 def operation(
@@ -128,16 +129,36 @@ def operation(
             value any more.
         state_type: The type of the state, by default `fbuf.State`. None: there is no state.
         several: The first argument is a tuple of states.
-        prefix: The beginning of the operation's name in messages, if there is no state.
+        prefix: The beginning of the operation's name in messages.
     """
     return lambda plain: _Dispatcher(
         plain, static, checks or {}, typed, host_check, state_type, several, prefix
     ).function()
 
 
-def options_of(operation: Callable[..., Any]) -> dict[str, Any]:
-    """Return the static arguments and the checks of an operation, for another one like it."""
-    return operation.__dict__["_dispatcher"].options
+def operation_of_both(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make an operation that has another form for a buffer over a mesh; see `add_form`.
+
+    The overloads of the function tell the types of both. Options are as for `operation`.
+    """
+    return operation(**options)
+
+
+def add_form(
+    operation: Callable[..., Any],
+    form: Callable[..., Any],
+    state_type: StateType,
+    checks: Mapping[str, Check],
+) -> None:
+    """Give an operation another form, for states of another type.
+
+    Args:
+        operation: The operation.
+        form: A function with the arguments of the operation, without `donate`.
+        state_type: The type of its state.
+        checks: Other checks than those of the operation.
+    """
+    operation.__dict__["_dispatcher"].add_form(form, state_type, checks)
 
 
 def checked(operation: Callable[..., Any], state: Any, given: dict[str, Any]) -> dict[str, Any]:
@@ -152,7 +173,6 @@ class _Dispatcher:
     """The checks and the compiled forms of one operation.
 
     Attributes:
-        options: The static arguments and the checks, as `operation` takes them.
         name: The name of the operation, in messages.
         changes: Whether it changes the state.
         short: For numbers of arguments by position: how many of these are arrays, and the names of
@@ -161,6 +181,7 @@ class _Dispatcher:
         of_types: Checks to make while the program is made.
         known: Names and types of static arguments that passed. A value of another type may have no
             hash, and then never gets as far as the program.
+        form: The type of other states that have a form of their own, and that function.
         program: The function, with these checks.
         keep: The compiled program.
         consume: The compiled program that writes into the memory of the state.
@@ -174,21 +195,16 @@ class _Dispatcher:
         typed: tuple[str, ...],
         host_check: HostCheck | None,
         state_type: StateType | None,
-        several: bool,
-        prefix: str,
+        several: bool = False,
+        prefix: str = "",
+        like: _Dispatcher | None = None,
     ) -> None:
-        self.options = {
-            "static": static,
-            "checks": checks,
-            "typed": typed,
-            "host_check": host_check,
-        }
-        self._plain, self._static, self._several = plain, static, several
+        self._plain, self._static, self._typed, self._several = plain, static, typed, several
         self._host_check, self._takes_state = host_check, state_type is not None
         self._type = state_type or _ONE_BUFFER
-        self.name = (prefix or self._type.prefix) + plain.__name__.lstrip("_")
-        self._signature = inspect.signature(plain)
-        parameters = self._signature.parameters
+        self.name = like.name if like else prefix + plain.__name__.lstrip("_")
+        self.signature = like.signature if like else inspect.signature(plain)
+        parameters = self.signature.parameters
         self._names = tuple(parameters)
         self._allowed = frozenset(parameters)
         empty = inspect.Parameter.empty
@@ -200,6 +216,7 @@ class _Dispatcher:
         self.of_types = {n: c for n, c in checks.items() if n in (*static, *typed)}
         self.changes = "donate" in parameters
         self.known: set[tuple[Any, ...]] = {()}
+        self.form: tuple[type, Callable[..., Any]] | None = None
         self._holds = self._type is _ONE_BUFFER and self._takes_state and not several
         # Over a mesh of its own an operation says itself how arrays lie there, by their names.
         lies_anywhere = self._takes_state and self._type.check_arrays is None
@@ -211,9 +228,8 @@ class _Dispatcher:
             states = before[: int(self._takes_state)]
             given = dict(zip(self._names[1:], before[1:], strict=False)) | given
             given = self.passed(self.of_types, given)
-            if self._type.check_traced is not None:
-                for state in self._states(states):
-                    self._type.check_traced(self.name, state)
+            for state in self._states(states):
+                self._type.check_traced(self.name, state)
             states = gradients.stopped(on_device(states))
             given = {n: v if n in static else on_device(v) for n, v in given.items()}
             if lies_anywhere and explicit_mesh((states, given)) is not None:
@@ -267,17 +283,26 @@ class _Dispatcher:
         call.__dict__["_dispatcher"] = self
         return call
 
+    def add_form(
+        self, form: Callable[..., Any], state_type: StateType, checks: Mapping[str, Check]
+    ) -> None:
+        """Give the operation another form; see the function `add_form`."""
+        static, typed, checks = self._static, self._typed, {**self._checks, **checks}
+        other = _Dispatcher(form, static, checks, typed, self._host_check, state_type, like=self)
+        self.form = state_type.kind, other._general()
+
     def _general(self) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
         """Return the function for calls with any arguments."""
         name, changes, bound, finish = self.name, self.changes, self.bound, self._type.finish
         several, takes_state = self._several, int(self._takes_state)
-        require, check_arrays = self._type.require, self._type.check_arrays
+        kind, check_arrays = self._type.kind, self._type.check_arrays
 
         def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             arrays, given = bound(args, kwargs)
             states = arrays[0] if several else arrays[:takes_state]
             for state in states:
-                require(name, state)
+                if not isinstance(state, kind):
+                    return self.form_for(state)(args, kwargs)
             donate = changes
             if "donate" in given:
                 donate = check.boolean(name, "donate", given.pop("donate"))
@@ -304,6 +329,12 @@ class _Dispatcher:
             return result
 
         return call
+
+    def form_for(self, state: Any) -> Callable[..., Any]:
+        """Return the form for a state of another type; refuse the state if there is none."""
+        if self.form is not None and isinstance(state, self.form[0]):
+            return self.form[1]
+        self._type.refuse(self.name, state)
 
     def run(self, donate: bool, before: tuple[Any, ...], given: dict[str, Any]) -> Any:
         """Call the compiled function."""
@@ -377,7 +408,7 @@ class _Dispatcher:
         copies = {name: owned(self.name, name, value) for name, value in given.items()}
         if self._host_check is not None and any(issubclass(of, int | float) for of in types):
             # The given numbers are checked: their copies may lie on the device.
-            self._host_check(self.name, before[0], given)
+            self._host_check(self.name, self._type.plain(before[0]), given)
         return copies
 
     def by_position(
@@ -417,7 +448,7 @@ class _Dispatcher:
             given.update(kwargs)
         if not (fits and self._required <= given.keys()):
             try:
-                self._signature.bind(*args, **kwargs)
+                self.signature.bind(*args, **kwargs)
             except TypeError as error:
                 by_name = self._names[self._positional :]
                 many = len(args) > self._positional and by_name

@@ -10,18 +10,17 @@ through the carry of a loop, or a function that is compiled by itself. There `fb
 from __future__ import annotations
 
 import dataclasses
+import functools
 import weakref
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.core
 from jax import lax
 
 from fbuf.checks.warn import warn
-from fbuf.state import State
+from fbuf.sharded_state import StateT
 from fbuf.xla.tie import tie
-
-Stored = TypeVar("Stored")
 
 
 class _Reads:
@@ -66,7 +65,7 @@ def reads_to_wait_for(function: str, state: Any, ids: Any = None) -> list[jax.Ar
 
     Args:
         function: The operation, for the warning if a read is of another trace.
-        state: A `State`, or a `ShardedState`.
+        state: As for `note_read`.
         ids: The rows to be changed. They come after the read that returned them.
     """
     named = getattr(ids, "slot", None)
@@ -88,14 +87,15 @@ def _trace_of(array: Any) -> Any:
     return getattr(array, "_trace", None)
 
 
-def tied(function: str, state: State[Stored], ids: Any = None) -> State[Stored]:
+def tied(function: str, state: StateT, ids: Any = None) -> StateT:
     """Return the state, whose next change waits for the reads that this trace has made of it."""
     reads = reads_to_wait_for(function, state, ids)
     return waiting(state, reads) if reads else state
 
 
-def waiting(state: State[Stored], reads: Any) -> State[Stored]:
-    """Return the state, whose next change waits for these arrays."""
+@functools.singledispatch
+def waiting(state: Any, reads: Any) -> Any:
+    """Return the state, whose next change waits for these arrays. Over a mesh it is another one."""
     # Every change waits for the fault. No other number of the state does: else the size of a buffer
     # would differ along a batch of buffers, as reads do.
     return dataclasses.replace(state, fault=tie(state.fault, reads))

@@ -62,7 +62,7 @@ class Found:
 
     @property
     def over_mesh(self) -> bool:
-        """Whether the functions of `fbuf.sharded` serve the buffer, and not those of `fbuf`."""
+        """Whether the buffer lies over a mesh, or is one of a checkpoint of such a buffer."""
         return len(self.parts) > 1 or self.parts[0].over_mesh
 
     @property
@@ -195,7 +195,7 @@ def _of_sampler(parts: Sequence[Part]) -> dict[str, Any]:
     found: dict[str, Any] = {name: [of[name].item() for of in each] for name in each[0]}
     for name, values in found.items():
         of_all = sum
-        if len(values) > 1 and isinstance(sampler, PlannedSampler):  # as fbuf.sharded.stats
+        if len(values) > 1 and isinstance(sampler, PlannedSampler):  # as fbuf.stats over a mesh
             of_all = max if name in sampler.largest_stats else of_all
             of_all = min if name in sampler.smallest_stats else of_all
         found[name] = of_all(values)

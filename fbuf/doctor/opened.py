@@ -18,7 +18,7 @@ import numpy as np
 from fbuf.dispatch.call import refuse_consumed
 from fbuf.dispatch.intact import refuse_other_arrays
 from fbuf.mesh.shards import shards_here
-from fbuf.mesh.state import ShardedState
+from fbuf.sharded_state import ShardedState
 from fbuf.state import State
 from fbuf.storage import deferred, store
 from fbuf.storage.layout import Layout
@@ -94,7 +94,7 @@ def _(buffer: ShardedState, function: str) -> Generator[list[Part]]:  # pyright:
     if not buffer.fault.is_fully_addressable:
         raise ValueError(
             f"fbuf.{function}: state lies on devices of several processes, and one of them sees "
-            "its own shards alone; call fbuf.sharded.save, and then run fbuf doctor PATH"
+            "its own shards alone; call fbuf.save, and then run fbuf doctor PATH"
         )
     shards = [of_state(shard) for _, shard in shards_here(buffer)]
     yield [dataclasses.replace(shard, over_mesh=True) for shard in shards]

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from fbuf.mesh import per_device
-from fbuf.mesh.state import ShardedState
 from fbuf.samplers.chance import random_bits, shards
+from fbuf.sharded_state import ShardedState
 from fbuf.state import State
 from fbuf.storage import words
 from fbuf.views.any_row import any_rows

@@ -3,46 +3,35 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from fbuf.dispatch.call import Check, StateType, operation, options_of
+from fbuf.dispatch.call import StateType
 from fbuf.dispatch.intact import Expected, refuse_changed
-from fbuf.mesh.state import ShardedState
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def sharded_operation(
-    like: Callable[..., Any] | None = None, **checks: Check
-) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Act as `fbuf.dispatch.call.operation` for functions of a `ShardedState`.
-
-    Args:
-        like: The operation of one buffer, whose static arguments and checks it has.
-        checks: Other checks than those, by the name of the argument.
-    """
-    options = {} if like is None else options_of(like)
-    if checks:
-        options = options | {"checks": options["checks"] | checks}
-    if check := options.get("host_check"):
-        of_blocks = lambda function, state, given: check(function, state.blocks, given)
-        options = options | {"host_check": of_blocks}
-    return operation(**options, state_type=_OVER_MESH)
+from fbuf.sharded_state import ShardedState
 
 
 def require_sharded(function: str, state: Any) -> None:
     """Refuse a value that is no `ShardedState`."""
     if not isinstance(state, ShardedState):
-        raise TypeError(
-            f"fbuf.{function}: state must be a fbuf.sharded.ShardedState, got "
-            f"{type(state).__name__}; make one with fbuf.sharded.init"
-        )
+        _refuse(function, state)
+
+
+def _refuse(function: str, state: Any) -> NoReturn:
+    raise TypeError(
+        f"fbuf.{function}: state must be a fbuf.sharded.ShardedState, got "
+        f"{type(state).__name__}; make one with fbuf.sharded.init"
+    )
+
+
+def not_over_mesh(function: str, argument: str, value: Any) -> Any:
+    """Refuse any value but the default of an argument that a form over a mesh does not take."""
+    if value is None or value is False:
+        return value
+    raise ValueError(f"fbuf.{function}: over a mesh there is no {argument}; leave it out")
 
 
 def _on_the_mesh(function: str, state: ShardedState[Any], given: dict[str, Any]) -> None:
@@ -99,7 +88,7 @@ def _is_of_one_process(leaf: Any) -> bool:
 def _is_same_for_all(function: str, argument: str, state: ShardedState[Any]) -> bool:
     """Tell whether all processes give an argument whole: no part of it belongs to one device."""
     of_steps = state.num_envs is not None and state.blocks.ring.lockstep
-    return argument == "key" or (argument == "mask" and function == "sharded.add" and of_steps)
+    return argument == "key" or (argument == "mask" and function == "add" and of_steps)
 
 
 @functools.lru_cache(maxsize=64)
@@ -141,6 +130,6 @@ def _intact(function: str, state: ShardedState[Any]) -> None:
         refuse_changed(function, f".blocks{jax.tree_util.keystr(path)}", leaf, Expected(spec.dtype))
 
 
-_OVER_MESH = StateType(
-    require_sharded, _intact, prefix="sharded.", check_arrays=_on_the_mesh, finish=_waited_for
+OVER_MESH = StateType(
+    ShardedState, lambda state: state.blocks, _refuse, _intact, _on_the_mesh, _waited_for
 )

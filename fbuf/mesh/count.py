@@ -2,41 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from fbuf.checks import values as check
-from fbuf.mesh.state import ShardedState
 from fbuf.samplers.chance import wide
+from fbuf.sharded_state import Count, ShardedState
 from fbuf.xla.across import summed
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Count:
-    """A number of rows that may be 2**31 or more, as two words; `int(count)` is the number.
-
-    Attributes:
-        high: uint32 scalar; the upper 32 bits.
-        low: uint32 scalar; the lower 32 bits.
-
-    Examples:
-        >>> import fbuf, jax.numpy as jnp
-        >>> int(fbuf.sharded.Count(jnp.uint32(1), jnp.uint32(5)))
-        4294967301
-    """
-
-    high: jax.Array
-    """uint32 scalar; the upper 32 bits."""
-    low: jax.Array
-    """uint32 scalar; the lower 32 bits."""
-
-    def __int__(self) -> int:
-        """Return the number; wait until it is known."""
-        return int(jax.device_get(self.high)) << 32 | int(jax.device_get(self.low))
 
 
 def is_wide(state: ShardedState[Any]) -> bool:

@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 
 from fbuf.mesh import per_device
-from fbuf.mesh.state import ShardedState
+from fbuf.sharded_state import ShardedState
 from fbuf.storage import words
 from fbuf.xla.platform import by_platform
 from fbuf.xla.rows import flat

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from fbuf.mesh import per_device
-from fbuf.mesh.state import ShardedState
 from fbuf.samplers.protocol.planned import PlannedSampler
+from fbuf.sharded_state import ShardedState
 from fbuf.state import State
 from fbuf.xla.across import largest, summed
 from fbuf.xla.varying import varying

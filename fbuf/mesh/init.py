@@ -15,11 +15,11 @@ from fbuf.checks import sizes
 from fbuf.checks import values as check
 from fbuf.dispatch import flax, parse
 from fbuf.mesh.processes import agreed_tag
-from fbuf.mesh.state import ShardedState
 from fbuf.ops.init import maker
 from fbuf.samplers.protocol.planned import PlannedSampler
 from fbuf.samplers.protocol.sampler import Sampler
 from fbuf.samplers.uniform import Uniform
+from fbuf.sharded_state import ShardedState
 from fbuf.storage import tags
 from fbuf.storage.episodes import Autoreset
 from fbuf.storage.store import Item

@@ -20,15 +20,15 @@ from fbuf.checks.warn import warn
 from fbuf.dispatch import parse
 from fbuf.mesh.init import axis_of
 from fbuf.mesh.per_device import refuse_set_mesh
-from fbuf.mesh.per_shard import cut_episodes
 from fbuf.mesh.processes import agreed_tag, all_have, all_say, is_alone
 from fbuf.mesh.reshard import check_shards, latest_lap, regrouping
 from fbuf.mesh.shards import assembled, shards_here
-from fbuf.mesh.state import ShardedState
 from fbuf.ops import lost_next
+from fbuf.ops.end_episode import cut_episodes
 from fbuf.ops.init import init
 from fbuf.ops.load import MORE_ENDS, Episodes, as_damage, read
 from fbuf.samplers.protocol.sampler import Sampler
+from fbuf.sharded_state import ShardedState
 from fbuf.state import State
 from fbuf.storage import tags
 
@@ -60,7 +60,7 @@ def load(
     fallback: bool = False,
     episodes: Episodes = "end",
 ) -> ShardedCheckpoint:
-    """Read the newest checkpoint of `fbuf.sharded.save`; as `fbuf.load`.
+    """Read the newest checkpoint that `fbuf.save` wrote of a buffer over a mesh; as `fbuf.load`.
 
     The buffer is the one that was saved, in any number of processes. The number of devices must
     divide the number of shards; else give another number of `shards`. Open episodes are ended; with
@@ -92,7 +92,14 @@ def load(
     Cost: as for `fbuf.load`, on each process for its shards.
 
     Examples:
-        See `fbuf.sharded.save`.
+        >>> import fbuf, jax, jax.numpy as jnp, tempfile
+        >>> mesh, path = jax.make_mesh((1,), ("data",)), tempfile.mkdtemp()
+        >>> state = fbuf.sharded.init(jnp.zeros(()), 8, mesh=mesh, shards=2)
+        >>> state = fbuf.add(state, jnp.arange(6.0))
+        >>> state = fbuf.save(path, state, extra={"step": 3})
+        >>> state, extra = fbuf.sharded.load(path, mesh=mesh)
+        >>> int(fbuf.size(state)), extra["step"]
+        (6, 3)
     """
     name = "sharded.load"
     refuse_set_mesh(name)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from fbuf.mesh.state import ShardedState
+from fbuf.sharded_state import ShardedState
 from fbuf.state import State
 
 
@@ -56,7 +56,7 @@ def on_devices(
         room = state.fault.shape
         if room != (state.shards_of_device,):
             raise ValueError(
-                f"fbuf.sharded.{function}: inside shard_map the state must be the blocks of one "
+                f"fbuf.{function}: inside shard_map the state must be the blocks of one "
                 f"device, with {state.shards_of_device} of {state.num_shards} shards, but its "
                 f"fault bits are of shape {room}; give shard_map "
                 "in_specs=fbuf.sharded.specs(state)"

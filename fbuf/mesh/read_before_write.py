@@ -7,14 +7,8 @@ from typing import Any
 
 from fbuf.dispatch import read_before_write
 from fbuf.mesh import per_device
-from fbuf.mesh.state import ShardedState
+from fbuf.sharded_state import ShardedState
 from fbuf.storage.store import Item
-
-
-def tied(function: str, state: ShardedState[Item], ids: Any = None) -> ShardedState[Item]:
-    """Return the state; its next change waits for the reads that this trace has made of it."""
-    reads = read_before_write.reads_to_wait_for(f"sharded.{function}", state, ids)
-    return waiting(state, reads) if reads else state
 
 
 def waiting(state: ShardedState[Item], reads: Any) -> ShardedState[Item]:

@@ -18,10 +18,10 @@ from fbuf.mesh.call import require_sharded
 from fbuf.mesh.init import check_room
 from fbuf.mesh.per_device import refuse_set_mesh
 from fbuf.mesh.shards import assembled, shards_here
-from fbuf.mesh.state import ShardedState
 from fbuf.ops import lost_next
 from fbuf.ops.init import empty_like
 from fbuf.ops.lanes import Lanes, filled
+from fbuf.sharded_state import ShardedState
 from fbuf.state import State
 from fbuf.storage.store import Item
 from fbuf.xla.place import allocating
@@ -61,7 +61,7 @@ def reshard(state: ShardedState[Item], shards: int) -> ShardedState[Item]:
         >>> import fbuf, jax, jax.numpy as jnp
         >>> mesh = jax.make_mesh((1,), ("data",))
         >>> state = fbuf.sharded.init(jnp.zeros(()), 24, mesh=mesh, num_envs=6, shards=6)
-        >>> state = fbuf.sharded.add(state, jnp.arange(6.0))
+        >>> state = fbuf.add(state, jnp.arange(6.0))
         >>> fbuf.sharded.reshard(state, 2)
         ShardedState(Uniform, room for 24 rows, 2 shards on 1 device)
     """
@@ -74,7 +74,7 @@ def reshard(state: ShardedState[Item], shards: int) -> ShardedState[Item]:
     if not state.fault.is_fully_addressable:
         raise RuntimeError(
             f"fbuf.{name}: the buffer lies on devices of several processes; save it with "
-            "fbuf.sharded.save, and give shards= to fbuf.sharded.load"
+            "fbuf.save, and give shards= to fbuf.sharded.load"
         )
     shards = check_shards(name, shards, state.num_devices, state.num_envs)
     each = sizes.nbytes(state.shard) * state.num_shards // state.num_devices

@@ -13,15 +13,13 @@ from jax.sharding import PartitionSpec
 from fbuf.dispatch import read_before_write
 from fbuf.mesh import exchange, per_device
 from fbuf.mesh.any_rows import read_any
-from fbuf.mesh.call import sharded_operation
 from fbuf.mesh.gather_totals import gather_totals
-from fbuf.mesh.state import ShardedIds, ShardedSample, ShardedState
 from fbuf.ops.read import noted
 from fbuf.ops.sample import place_in_epoch, refuse_noting, require_step
-from fbuf.ops.sample import sample as plain_sample
 from fbuf.samplers.chance import random_bits
 from fbuf.samplers.protocol.planned import Picked, Plan, PlannedSampler
 from fbuf.samplers.protocol.sampler import Ask
+from fbuf.sharded_state import ShardedIds, ShardedSample, ShardedState
 from fbuf.state import State
 from fbuf.storage.faults import Fault, bits_where
 from fbuf.storage.ids import NO_SLOT
@@ -36,53 +34,19 @@ _ANYWHERE = 4
 """The number folded into the key of a batch for any rows; samplers and views have 1 to 3."""
 
 
-@sharded_operation(plain_sample)
 def sample(
     state: ShardedState[Any],
     key: chex.PRNGKey,
     batch_size: int,
     *,
     view: View[Data] = Item(),
-    beta: chex.Array | float | None = None,
-    step: chex.Array | int | tuple[chex.Array | int, chex.Array | int] | None = None,
+    beta: Any = None,
+    step: Any = None,
+    count: None = None,
 ) -> ShardedSample[Data]:
-    """Draw a batch, each draw from the rows of all shards.
-
-    As `fbuf.sample`, but `batch_size` counts the draws of all devices together, and is a multiple
-    of the devices along the axis. The leaves of the batch are sharded along the axis. Inside
-    `shard_map` they are the part of this device, `[B / devices, ...]`. The arguments `key`, `beta`
-    and `step` must be the same in all processes. There is no `count`.
-
-    The same state and key give the same batch on any number of devices, and in any number of
-    processes. Each device's part of it is drawn from all rows, too. With one shard it is the batch
-    of `fbuf.sample`.
-
-    Raises:
-        ValueError: When traced, if `batch_size` is no multiple of the devices, or as `fbuf.sample`.
-        TypeError: As `fbuf.sample`.
-        RuntimeError: If `state` has been consumed.
-
-    Faults:
-        CALLS_DIFFER: In `batch.fault`: processes gave different keys, steps or betas. All rows are
-            masked.
-
-    Cost: an `all_reduce` of some words a shard, one `all_to_all` of rows a round, and 4 bytes for
-    the largest weight. There is more than one round only if the totals of the shards differ much.
-    A device plans all `B` draws, and looks up its own ones; `docs/know/scale_costs.md` has the
-    bytes. If the sampler limits uses or versions, one more `all_reduce` of 8 bytes a draw, and each
-    shard looks up all candidates.
-
-    Examples:
-        >>> import fbuf, jax, jax.numpy as jnp
-        >>> mesh = jax.make_mesh((1,), ("data",))
-        >>> state = fbuf.sharded.init(jnp.zeros(()), 8, mesh=mesh, shards=2)
-        >>> state = fbuf.sharded.add(state, jnp.arange(6.0))
-        >>> batch = fbuf.sharded.sample(state, jax.random.key(0), 4)
-        >>> batch.data.shape, bool(batch.mask.all()), set(batch.ids.shard.tolist()) <= {0, 1}
-        ((4,), True, True)
-    """
-    require_step("sharded.sample", state.blocks.sampler, step)
-    refuse_noting("sharded.sample", state.blocks.sampler)
+    """Draw a batch from the rows of all shards; see `fbuf.sample`."""
+    require_step("sample", state.blocks.sampler, step)
+    refuse_noting("sample", state.blocks.sampler)
     require_multiple("sample", state, batch_size)
 
     def run(state: ShardedState[Any], key: Any, beta: Any, step: Any) -> ShardedSample[Any]:
@@ -101,7 +65,7 @@ def require_multiple(
     devices = state.num_devices
     if size % devices:
         raise ValueError(
-            f"fbuf.sharded.{function}: {argument} must be a multiple of the {devices} devices "
+            f"fbuf.{function}: {argument} must be a multiple of the {devices} devices "
             f"along {state.axis!r}, got {size}; take {-(-size // devices) * devices}"
         )
 

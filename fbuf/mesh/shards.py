@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from fbuf.mesh.state import ShardedState
+from fbuf.sharded_state import ShardedState
 from fbuf.state import State
 from fbuf.xla.place import allocating
 

@@ -11,13 +11,15 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
+from fbuf.checks import values as check
 from fbuf.dispatch import parse
+from fbuf.dispatch.call import operation
 from fbuf.mesh import per_device
-from fbuf.mesh.call import sharded_operation
+from fbuf.mesh.call import OVER_MESH
 from fbuf.mesh.sample import require_multiple
-from fbuf.mesh.state import ShardedIds, ShardedSample, ShardedState
+from fbuf.ops.sample import is_key
 from fbuf.ops.thin import DrawnRows, check_axes, drawn_rows, reweighed
-from fbuf.ops.thin import thin as plain_thin
+from fbuf.sharded_state import ShardedIds, ShardedSample, ShardedState
 from fbuf.storage import words
 from fbuf.storage.ids import NO_SLOT
 from fbuf.views.protocol import Data
@@ -31,11 +33,17 @@ def _is_sharded_sample(function: str, argument: str, value: Any) -> Any:
         return value
     raise TypeError(
         f"fbuf.{function}: {argument} must be a fbuf.sharded.ShardedSample, got "
-        f"{type(value).__name__}; give what fbuf.sharded.sample returns, or use fbuf.thin"
+        f"{type(value).__name__}; give what fbuf.sample returns, or use fbuf.thin"
     )
 
 
-@sharded_operation(plain_thin, batch=_is_sharded_sample)
+@operation(
+    state_type=OVER_MESH,
+    prefix="sharded.",
+    static=("count",),
+    checks={"batch": _is_sharded_sample, "key": is_key, "count": check.integer},
+    typed=("batch", "key"),
+)
 def thin(
     state: ShardedState[Any],
     batch: ShardedSample[Data],
@@ -45,7 +53,7 @@ def thin(
 ) -> ShardedSample[Data]:
     """Draw some rows of a large batch, with replacement, in proportion to their errors.
 
-    As `fbuf.thin`, for a batch of `fbuf.sharded.sample`. The rows are drawn from the parts of all
+    As `fbuf.thin`, for a batch of `fbuf.sample`. The rows are drawn from the parts of all
     devices together, and the result is the same on any number of devices. It lies on the mesh as
     `batch` does.
 
@@ -71,13 +79,13 @@ def thin(
         >>> import fbuf, jax, jax.numpy as jnp
         >>> mesh = jax.make_mesh((1,), ("data",))
         >>> state = fbuf.sharded.init(jnp.zeros(()), 8, mesh=mesh, shards=2)
-        >>> state = fbuf.sharded.add(state, jnp.arange(4.0))
-        >>> large = fbuf.sharded.sample(state, jax.random.key(0), 64)
+        >>> state = fbuf.add(state, jnp.arange(4.0))
+        >>> large = fbuf.sample(state, jax.random.key(0), 64)
         >>> small = fbuf.sharded.thin(state, large, jax.random.key(1), 4, error=large.data)
         >>> bool((small.data > 0).all()), small.ids.slot.shape
         (True, (4,))
     """
-    require_multiple("thin", state, count, "count")
+    require_multiple("sharded.thin", state, count, "count")
     size = jnp.shape(batch.ids.slot)[0]
     check_axes("sharded.thin", dataclasses.replace(batch, fault=None), size)
     error = parse.priorities("sharded.thin", error, (size,), "batch.ids.slot", "error")
@@ -101,7 +109,7 @@ def thin(
     layout = jax.tree.map(lambda _: state.spec, batch)
     layout = dataclasses.replace(layout, fault=PartitionSpec())
     specs = (layout, PartitionSpec(), state.spec)
-    return per_device.on_devices("thin", run, state, (batch, key, error), specs, layout)
+    return per_device.on_devices("sharded.thin", run, state, (batch, key, error), specs, layout)
 
 
 def _of_first(state: ShardedState[Any], key: jax.Array) -> jax.Array:

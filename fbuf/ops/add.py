@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import chex
 import jax
@@ -11,12 +11,13 @@ import jax.numpy as jnp
 
 from fbuf.checks import values as check
 from fbuf.dispatch import parse
-from fbuf.dispatch.call import operation
+from fbuf.dispatch.call import operation_of_both
 from fbuf.dispatch.parse import Lead
 from fbuf.ops.end_episode import end_lanes
 from fbuf.samplers.protocol import queues, row_fields
 from fbuf.samplers.protocol.placing import PlacingSampler
 from fbuf.samplers.protocol.sampler import Given
+from fbuf.sharded_state import ShardedState
 from fbuf.state import State
 from fbuf.storage.append import append, fitting, resets_after
 from fbuf.storage.faults import Fault, bits_where, collected
@@ -38,7 +39,35 @@ def _numbers_fit(function: str, state: State[Any], given: dict[str, Any]) -> Non
         parse.python_numbers(function, "next_observation", item, given["next_observation"])
 
 
-@operation(
+@overload
+def add(
+    state: State[Item],
+    items: Item,
+    *,
+    terminated: chex.Array | bool | None = None,
+    truncated: chex.Array | bool | None = None,
+    next_observation: Any = None,
+    priority: chex.Array | float | None = None,
+    mask: chex.Array | bool | None = None,
+    time_major: bool = False,
+    alpha: chex.Array | float | None = None,
+    donate: bool = True,
+) -> State[Item]: ...
+@overload
+def add(
+    state: ShardedState[Item],
+    items: Item,
+    *,
+    terminated: chex.Array | bool | None = None,
+    truncated: chex.Array | bool | None = None,
+    next_observation: Any = None,
+    priority: chex.Array | float | None = None,
+    mask: chex.Array | bool | None = None,
+    time_major: bool = False,
+    alpha: chex.Array | float | None = None,
+    donate: bool = True,
+) -> ShardedState[Item]: ...
+@operation_of_both(
     static=("time_major",),
     checks={"alpha": check.scalar, "time_major": check.boolean},
     host_check=_numbers_fit,
@@ -118,6 +147,14 @@ def add(
 
     Cost: O(B log N) time and O(B) memory, whatever is stored.
 
+    Over a mesh: `items` are the rows of all shards together, and each row goes to the shard of its
+    environment. Without `num_envs`, `B` is a multiple of the shards, and each shard gets an equal
+    part, in order. Let the rows lie on the mesh along the environments, so that nothing is sent:
+    `jax.device_put(items, jax.NamedSharding(mesh, jax.P("data")))`. Processes with rows of their
+    own make one array of them: `jax.make_array_from_process_local_data`. Inside `shard_map`,
+    `items` are the rows of this device. A default priority is the largest of all shards, which
+    takes a collective of 4 bytes. A `mask` of steps is the same on all devices.
+
     Examples:
         >>> import fbuf, jax.numpy as jnp
         >>> state = fbuf.init({"x": jnp.zeros(2)}, capacity=4)
@@ -134,12 +171,12 @@ class GivenRows(NamedTuple):
     """The arguments of `add` that are arrays."""
 
     items: Any
-    terminated: Any
-    truncated: Any
-    next_observation: Any
-    priority: Any
-    mask: Any
-    alpha: Any
+    terminated: Any = None
+    truncated: Any = None
+    next_observation: Any = None
+    priority: Any = None
+    mask: Any = None
+    alpha: Any = None
 
 
 def added(state: State[Item], given: GivenRows, time_major: bool) -> State[Item]:
@@ -236,7 +273,7 @@ def with_gap(state: State[Item], left_out: jax.Array, resets: jax.Array | None) 
 def no_priorities(function: str, state: State[Any]) -> str:
     """Return the message that a sampler keeps no priorities."""
     advice = "leave priority and alpha out"
-    if function.endswith("update_priority"):
+    if function == "update_priority":
         advice = "leave the call out (`sampler.keeps_priorities` says whether to)"
     return (
         f"fbuf.{function}: {type(state.sampler).__name__} keeps no priorities; {advice}, or make "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, overload
 
 import jax
 import jax.core
@@ -10,11 +10,16 @@ import jax.core
 from fbuf.dispatch import read_before_write
 from fbuf.dispatch.call import refuse_consumed, require_state
 from fbuf.dispatch.intact import one_buffer
+from fbuf.sharded_state import ShardedSample, ShardedState
 from fbuf.state import Batch, State
 from fbuf.storage.store import Item
 
 
-def after(state: State[Item], batch: Any) -> State[Item]:
+@overload
+def after(state: State[Item], batch: Any) -> State[Item]: ...
+@overload
+def after(state: ShardedState[Item], batch: Any) -> ShardedState[Item]: ...
+def after(state: Any, batch: Any) -> Any:
     """Make the next write to a buffer wait until a batch is read.
 
     Call it in a compiled step that samples first, and then changes rows other than the drawn ones.
@@ -40,6 +45,8 @@ def after(state: State[Item], batch: Any) -> State[Item]:
 
     Cost: O(1), of a batch O(B).
 
+    Over a mesh: the same.
+
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp
         >>> @jax.jit
@@ -52,23 +59,18 @@ def after(state: State[Item], batch: Any) -> State[Item]:
         >>> int(fbuf.size(state))
         4
     """
-    require_state("after", state)
-    one_buffer("after", state)
-    reads = reads_of("after", state, batch, Batch)
-    return state if reads is None else read_before_write.waiting(state, reads)
-
-
-def reads_of(function: str, state: Any, batch: Any, batch_type: type) -> Any:
-    """Return the arrays to wait for; None from Python, where all calls are in order."""
+    if not isinstance(state, ShardedState):
+        require_state("after", state)
+        one_buffer("after", state)
     # The ids of a batch are known once all of it has been read.
-    reads = batch.ids.slot if isinstance(batch, batch_type) else batch
+    reads = batch.ids.slot if isinstance(batch, Batch | ShardedSample) else batch
     leaves = jax.tree.leaves(reads)
     if not leaves:
         raise TypeError(
-            f"fbuf.{function}: batch must be what was read of the buffer, got "
+            "fbuf.after: batch must be what was read of the buffer, got "
             f"{type(batch).__name__} without arrays; give the batch"
         )
     if any(isinstance(leaf, jax.core.Tracer) for leaf in (state.fault, *leaves)):
-        return reads
-    refuse_consumed(function, state)
-    return None
+        return read_before_write.waiting(state, reads)
+    refuse_consumed("after", state)  # from Python all calls are in order
+    return state

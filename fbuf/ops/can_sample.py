@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, overload
 
 import chex
 import jax
 
 from fbuf.checks import values as check
-from fbuf.dispatch.call import operation
+from fbuf.dispatch.call import operation_of_both
+from fbuf.sharded_state import ShardedState
 from fbuf.state import State
 
 
-@operation(checks={"min_size": check.count})
+@overload
+def can_sample(state: State[Any], min_size: chex.Array | int = 1) -> jax.Array: ...
+@overload
+def can_sample(state: ShardedState[Any], min_size: chex.Array | int = 1) -> jax.Array: ...
+@operation_of_both(checks={"min_size": check.count})
 def can_sample(state: State[Any], min_size: chex.Array | int = 1) -> jax.Array:
     """Tell whether there is a row to draw, and at least `min_size` rows are stored.
 
@@ -32,6 +37,9 @@ def can_sample(state: State[Any], min_size: chex.Array | int = 1) -> jax.Array:
         ValueError: If `min_size` is negative.
         TypeError: If `min_size` is not an int.
         RuntimeError: If `state` has been consumed.
+
+    Over a mesh: whether any shard has a row to draw, and all together have `min_size` rows. The
+    result is the same on all devices, for two collectives of 4 bytes.
 
     Examples:
         >>> import fbuf, jax.numpy as jnp

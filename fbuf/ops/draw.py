@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import overload
 
 import chex
 
 from fbuf.checks import values as check
-from fbuf.dispatch.call import operation
+from fbuf.dispatch.call import operation_of_both
 from fbuf.ops.after import after
 from fbuf.ops.read import noted
 from fbuf.ops.sample import CHECKS, planned, weighted
 from fbuf.samplers.protocol.sampler import Sampler
+from fbuf.sharded_state import ShardedSample, ShardedState
 from fbuf.state import Sample, State
 from fbuf.storage.store import Item as StoredItem
 from fbuf.views.gather import gather
@@ -20,7 +22,30 @@ from fbuf.views.protocol import Data, View
 from fbuf.xla.tie import tie
 
 
-@operation(static=("batch_size", "view"), checks=CHECKS | {"count": check.count}, typed=("key",))
+@overload
+def draw(
+    state: State[StoredItem],
+    key: chex.PRNGKey,
+    batch_size: int,
+    *,
+    view: View[Data] = Item(),
+    beta: chex.Array | float | None = None,
+    count: chex.Array | int | None = None,
+    donate: bool = True,
+) -> tuple[State[StoredItem], Sample[Data]]: ...
+@overload
+def draw(
+    state: ShardedState[StoredItem],
+    key: chex.PRNGKey,
+    batch_size: int,
+    *,
+    view: View[Data] = Item(),
+    beta: chex.Array | float | None = None,
+    donate: bool = True,
+) -> tuple[ShardedState[StoredItem], ShardedSample[Data]]: ...
+@operation_of_both(
+    static=("batch_size", "view"), checks=CHECKS | {"count": check.count}, typed=("key",)
+)
 def draw(
     state: State[StoredItem],
     key: chex.PRNGKey,
@@ -55,6 +80,9 @@ def draw(
         RuntimeError: If `state` has been consumed.
 
     Cost: that of `fbuf.sample`, and O(log N) for each draw that is remembered.
+
+    Over a mesh: as `fbuf.sample`. Each shard looks up all fresh draws of its own. If the calls of
+    processes differ, no row of the batch counts as drawn.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp

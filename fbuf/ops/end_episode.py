@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import overload
 
 import chex
 import jax
 import jax.numpy as jnp
 
 from fbuf.dispatch import parse
-from fbuf.dispatch.call import operation
+from fbuf.dispatch.call import operation_of_both
+from fbuf.sharded_state import ShardedState
 from fbuf.state import State
 from fbuf.storage import marks
 from fbuf.storage.faults import collected
@@ -18,7 +20,15 @@ from fbuf.storage.store import Item
 from fbuf.xla.tie import tie
 
 
-@operation()
+@overload
+def end_episode(
+    state: State[Item], *, mask: chex.Array | bool | None = None, donate: bool = True
+) -> State[Item]: ...
+@overload
+def end_episode(
+    state: ShardedState[Item], *, mask: chex.Array | bool | None = None, donate: bool = True
+) -> ShardedState[Item]: ...
+@operation_of_both()
 def end_episode(
     state: State[Item], *, mask: chex.Array | bool | None = None, donate: bool = True
 ) -> State[Item]:
@@ -48,6 +58,9 @@ def end_episode(
 
     Cost: O(num_envs).
 
+    Over a mesh: `mask` has the environments of all shards together, and inside `shard_map` those
+    of this device. Nothing is sent.
+
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp
         >>> state = fbuf.add(fbuf.init(jnp.zeros(()), capacity=4), jnp.arange(3.0))
@@ -63,7 +76,11 @@ def end_episode(
     return ended(state, lanes)
 
 
-@operation()
+@overload
+def cut_episodes(state: State[Item], *, donate: bool = True) -> State[Item]: ...
+@overload
+def cut_episodes(state: ShardedState[Item], *, donate: bool = True) -> ShardedState[Item]: ...
+@operation_of_both()
 def cut_episodes(state: State[Item], *, donate: bool = True) -> State[Item]:
     """End the open episodes as `end_episode` does, and mark that their rest never comes."""
     if state.ring.writes is not None:

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, overload
 
 import chex
 import jax.numpy as jnp
 
 from fbuf.checks import values as check
-from fbuf.dispatch.call import operation
+from fbuf.dispatch.call import operation_of_both
 from fbuf.ops.uses import limited_of
+from fbuf.sharded_state import ShardedState
 from fbuf.state import State
 from fbuf.storage.store import Item
 from fbuf.xla.tie import tie
 
 
-@operation(checks={"version": check.count})
+@overload
+def expire(
+    state: State[Item], version: chex.Array | int, *, donate: bool = True
+) -> State[Item]: ...
+@overload
+def expire(
+    state: ShardedState[Item], version: chex.Array | int, *, donate: bool = True
+) -> ShardedState[Item]: ...
+@operation_of_both(checks={"version": check.count})
 def expire(state: State[Item], version: chex.Array | int, *, donate: bool = True) -> State[Item]:
     """Retire rows of lower versions: no batch has them from now on.
 
@@ -40,6 +49,9 @@ def expire(state: State[Item], version: chex.Array | int, *, donate: bool = True
 
     Cost: O(log N) for each row that is retired, and for the 1,024 rows behind them. Under `vmap`
     the index is copied.
+
+    Over a mesh: all processes give the same `version`, and nothing is sent. With several shards a
+    device the index is copied, as under `vmap`: make as many shards as devices.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp

@@ -14,8 +14,8 @@ def has_checkpoint(path: str | os.PathLike[str]) -> bool:
     one: `fbuf.load` says what is wrong with it, and a new run does not take its place silently.
 
     Args:
-        path: The directory, as for `fbuf.save`, `fbuf.sharded.save`, or `save` of a `HostStore` or
-            of an object for PyTorch. It need not exist.
+        path: The directory, as for `fbuf.save`, or `save` of a `HostStore` or of an object for
+            PyTorch. It need not exist.
 
     Returns:
         True if a save to the directory was ever completed. A save of this process that is under way

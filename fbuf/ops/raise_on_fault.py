@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import jax.core
 import numpy as np
 
 from fbuf.dispatch.call import refuse_consumed, require_state
+from fbuf.sharded_state import ShardedSample, ShardedState
 from fbuf.state import State
 from fbuf.storage.faults import MEANING, Fault
 from fbuf.storage.stored_lanes import stored_lanes
@@ -17,7 +19,9 @@ _OF_DRAWS = Fault.NOTHING_TO_DRAW
 """The faults that are no bad values."""
 
 
-def raise_on_fault(state: State[Any], *, ignore: Fault = Fault.STALE_ID) -> None:
+def raise_on_fault(
+    state: State[Any] | ShardedState[Any] | ShardedSample[Any], *, ignore: Fault = Fault.STALE_ID
+) -> None:
     """Raise if compiled code has skipped a bad value since the last `fbuf.clear`.
 
     Call it from the host loop now and then: it waits until the state is computed. The buffer always
@@ -35,39 +39,45 @@ def raise_on_fault(state: State[Any], *, ignore: Fault = Fault.STALE_ID) -> None
             harm. Also if `state` was consumed.
         TypeError: If called inside `jit`, where values cannot be read.
 
+    Over a mesh: it raises for a fault of any shard, after two collectives of some bytes. In several
+    processes all must call it, and all raise. Give it a batch, too: it raises if processes drew the
+    batch with different keys.
+
     Examples:
         >>> import fbuf, jax.numpy as jnp
         >>> state = fbuf.init(jnp.zeros(3), capacity=8)
         >>> fbuf.raise_on_fault(state)
     """
-    require_state("raise_on_fault", state)
-    refuse_traced("raise_on_fault", state.fault)
-    refuse_consumed("raise_on_fault", state)
-    bits = Fault(int(np.bitwise_or.reduce(jax.device_get(state.fault), axis=None))) & ~ignore
-    # Rows that lost their priorities, or were removed, set no bit.
-    bits &= ~Fault.NOTHING_TO_DRAW
-    more = ""
-    if Fault.NOTHING_TO_DRAW not in ignore and _draws_nothing(state):
-        bits |= Fault.NOTHING_TO_DRAW
-        more = _lengths(state)
-    raise_for("raise_on_fault", bits, more)
-
-
-def refuse_traced(function: str, fault: Any) -> None:
-    """Refuse fault bits without values, inside a compiled function."""
-    if isinstance(fault, jax.core.Tracer):
+    if not isinstance(state, ShardedState | ShardedSample):
+        require_state("raise_on_fault", state)
+    if isinstance(state.fault, jax.core.Tracer):
         raise TypeError(
-            f"fbuf.{function}: state is traced, and a compiled function cannot raise; call "
+            "fbuf.raise_on_fault: state is traced, and a compiled function cannot raise; call "
             "raise_on_fault on the host, with the state that the compiled function returned"
         )
-
-
-def raise_for(function: str, bits: Fault, more: str = "") -> None:
-    """Raise if any bit is set; the message ends with `more`."""
+    refuse_consumed("raise_on_fault", state)
+    bits, more = faults_of(state, ignore)
+    bits &= ~ignore
     if bits:
         reasons = "; ".join(text for bit, text in MEANING.items() if bit in bits) + more
         what = "the buffer skipped bad values" if bits & ~_OF_DRAWS else "there is nothing to draw"
-        raise RuntimeError(f"fbuf.{function}: {what} ({bits!r}): {reasons}")
+        raise RuntimeError(f"fbuf.raise_on_fault: {what} ({bits!r}): {reasons}")
+
+
+@functools.singledispatch
+def faults_of(state: Any, ignore: Fault) -> tuple[Fault, str]:
+    """Return the fault bits, and the end of the message. Over a mesh it is another function.
+
+    Args:
+        state: The buffer, or a `vmap`ped batch of buffers.
+        ignore: Faults that need not be looked for.
+    """
+    # Rows that lost their priorities, or were removed, set no bit.
+    bits = Fault(int(np.bitwise_or.reduce(jax.device_get(state.fault), axis=None)))
+    bits &= ~Fault.NOTHING_TO_DRAW
+    if Fault.NOTHING_TO_DRAW in ignore or not _draws_nothing(state):
+        return bits, ""
+    return bits | Fault.NOTHING_TO_DRAW, _lengths(state)
 
 
 def _draws_nothing(state: State[Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import overload
 
 import chex
 import jax
@@ -10,9 +11,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from fbuf.checks import values as check
-from fbuf.dispatch.call import operation
+from fbuf.dispatch.call import operation_of_both
 from fbuf.ops.named import named
 from fbuf.samplers.protocol.placing import refuse
+from fbuf.sharded_state import ShardedIds, ShardedState
 from fbuf.state import State
 from fbuf.storage import marks
 from fbuf.storage.episode_order import same_episodes
@@ -25,7 +27,24 @@ _CHUNK = 1024
 """Rows of episodes that are removed at a time."""
 
 
-@operation(static=("episodes",), checks={"episodes": check.boolean})
+@overload
+def remove(
+    state: State[Item],
+    ids: Ids,
+    *,
+    mask: chex.Array | bool | None = None,
+    episodes: bool = False,
+    donate: bool = True,
+) -> State[Item]: ...
+@overload
+def remove(
+    state: ShardedState[Item],
+    ids: ShardedIds,
+    *,
+    mask: chex.Array | bool | None = None,
+    donate: bool = True,
+) -> ShardedState[Item]: ...
+@operation_of_both(static=("episodes",), checks={"episodes": check.boolean})
 def remove(
     state: State[Item],
     ids: Ids,
@@ -62,9 +81,11 @@ def remove(
         FOREIGN_ID: An id is of another buffer, or was drawn before a load; that entry is skipped.
 
     Cost: O(B log N) time, O(B) memory; with a window of L rows, L times that. It sorts more than
-    1024 ids. It compares every pair
-    of fewer ids.
-    By episode it looks at the flags of all rows: O(N + R log N) time to remove R rows, O(N) memory.
+    1024 ids. It compares every pair of fewer ids. By episode it looks at the flags of all rows:
+    O(N + R log N) time to remove R rows, O(N) memory.
+
+    Over a mesh: `ids` are as for `fbuf.update_priority`, and there is no `episodes`. It takes one
+    `all_gather` of 12 bytes for each id.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp

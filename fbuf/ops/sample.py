@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, overload
 
 import chex
 import jax
 import jax.numpy as jnp
 
 from fbuf.checks import values as check
-from fbuf.dispatch.call import operation
+from fbuf.dispatch.call import operation_of_both
 from fbuf.ops.read import is_view, noted
 from fbuf.samplers.chance import random_bits, weights
 from fbuf.samplers.protocol.sampler import Ask, Draw, Sampler, Step
+from fbuf.sharded_state import ShardedSample, ShardedState
 from fbuf.state import Batch, Sample, State
 from fbuf.views.gather import gather
 from fbuf.views.item import Item
@@ -41,7 +42,28 @@ def is_step(function: str, argument: str, value: Any) -> Any:
 CHECKS = {"batch_size": check.integer, "key": is_key, "view": is_view, "beta": check.scalar}
 
 
-@operation(
+@overload
+def sample(
+    state: State[Any],
+    key: chex.PRNGKey,
+    batch_size: int,
+    *,
+    view: View[Data] = Item(),
+    beta: chex.Array | float | None = None,
+    step: chex.Array | int | tuple[chex.Array | int, chex.Array | int] | None = None,
+    count: chex.Array | int | None = None,
+) -> Sample[Data]: ...
+@overload
+def sample(
+    state: ShardedState[Any],
+    key: chex.PRNGKey,
+    batch_size: int,
+    *,
+    view: View[Data] = Item(),
+    beta: chex.Array | float | None = None,
+    step: chex.Array | int | tuple[chex.Array | int, chex.Array | int] | None = None,
+) -> ShardedSample[Data]: ...
+@operation_of_both(
     static=("batch_size", "view"),
     checks=CHECKS | {"step": is_step, "count": check.count},
     typed=("key",),
@@ -91,6 +113,17 @@ def sample(
 
     Cost: O(B) if every row is as likely; O(B log N) by priority, with a window, by episode, or
     after a removal. The reads of the view come on top.
+
+    Over a mesh: each draw is from the rows of all shards, and the batch is a
+    `fbuf.sharded.ShardedSample`. The `batch_size` counts the draws of all devices together, and is
+    a multiple of the devices along the axis. The leaves of the batch are sharded along the axis.
+    Inside `shard_map` they are the part of this device, which is drawn from all rows, too. The
+    arguments `key`, `beta` and `step` are the same in all processes. Else all rows are masked, and
+    `batch.fault` is `fbuf.Fault.CALLS_DIFFER`. There is no `count`. With one shard it is the batch
+    of one buffer. A device plans all `B` draws, and looks up its own ones. It takes an `all_reduce`
+    of some words a shard, and an `all_to_all` of rows a round; `docs/know/scale_costs.md` has the
+    bytes. If the sampler limits uses or versions, each shard looks up all candidates, and there is
+    one more `all_reduce` of 8 bytes a draw.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp

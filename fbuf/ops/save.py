@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import pathlib
 from typing import Any
 
 import jax
@@ -28,18 +30,19 @@ from fbuf.dispatch.call import refuse_consumed, require_state
 from fbuf.dispatch.intact import refuse_other_arrays
 from fbuf.ops import remade
 from fbuf.runtime.interrupts import uninterrupted
-from fbuf.state import Item, State
+from fbuf.sharded_state import ShardedState, StateT
+from fbuf.state import State
 from fbuf.xla.place import allocating
 
 
 def save(
     path: str | os.PathLike[str],
-    state: State[Item],
+    state: StateT,
     *,
     extra: Any = None,
     keep: int = 2,
     background: bool = False,
-) -> State[Item]:
+) -> StateT:
     """Save a buffer, and what you give beside it, to a directory.
 
     Go on with the buffer that is returned: `state = fbuf.save(path, state)`. It carries a save id,
@@ -91,6 +94,12 @@ def save(
     Memory, besides the background: that of the flags and the index, and some 64 MB. A progress bar
     is shown after a second, if there is a terminal.
 
+    Over a mesh: all processes call it, with a path on a disk that they share. Each writes the
+    shards of its devices, and then one manifest commits all. If any process fails, or dies, all
+    raise, and the checkpoint before stays. The `extra` of the process with the first shard is
+    saved; arrays over several processes must be the same on all devices. There is no `background`.
+    Call it outside of `jax.set_mesh`, and read the checkpoint with `fbuf.sharded.load`.
+
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp, tempfile
         >>> path = tempfile.mkdtemp()
@@ -100,23 +109,31 @@ def save(
         >>> int(fbuf.size(state)), extra["step"]
         (3, 3)
     """
-    if isinstance(path, State):
+    if isinstance(path, State | ShardedState):
         raise TypeError(
             "fbuf.save: the path comes first, and then the state: state = fbuf.save(path, state)"
         )
-    require_state("save", state)
+    if not isinstance(state, ShardedState):
+        require_state("save", state)
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((state, extra))):
+        raise TypeError("fbuf.save: state or extra is traced; call fbuf.save outside of jit")
+    refuse_consumed("save", state)
+    keep = check.integer("save", "keep", keep)
+    check.boolean("save", "background", background)
+    return write_checkpoint(state, paths.local("fbuf.save", path), extra, keep, background)
+
+
+@functools.singledispatch
+def write_checkpoint(
+    state: Any, folder: pathlib.Path, extra: Any, keep: int, background: bool
+) -> Any:
+    """Save a buffer; see `save`. Over a mesh it is another function."""
     if state.fault.ndim:
         raise ValueError(
             f"fbuf.save: state is a batch of buffers of shape {state.fault.shape}; save each to a "
             "directory of its own: jax.tree.map(lambda leaf: leaf[0], state) is the first"
         )
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((state, extra))):
-        raise TypeError("fbuf.save: state or extra is traced; call fbuf.save outside of jit")
-    refuse_consumed("save", state)
     refuse_other_arrays("save", state)
-    keep = check.integer("save", "keep", keep)
-    check.boolean("save", "background", background)
-    folder = paths.local("fbuf.save", path)
     beside = extras.split(extra)
     with _background.turn(folder), allocating():
         _background.wait(folder)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
 
 from fbuf.checks import sizes
 from fbuf.checks import values as check
-from fbuf.dispatch.call import operation
+from fbuf.dispatch.call import operation_of_both
+from fbuf.sharded_state import ShardedState
 from fbuf.state import State
 from fbuf.storage.ring import ENDS, REMOVED
 
 
-@operation(static=("detailed",), checks={"detailed": check.boolean})
+@overload
+def stats(state: State[Any], *, detailed: bool = False) -> dict[str, jax.Array]: ...
+@overload
+def stats(state: ShardedState[Any]) -> dict[str, jax.Array]: ...
+@operation_of_both(static=("detailed",), checks={"detailed": check.boolean})
 def stats(state: State[Any], *, detailed: bool = False) -> dict[str, jax.Array]:
     """Return figures for a log: cheap scalars.
 
@@ -47,6 +52,12 @@ def stats(state: State[Any], *, detailed: bool = False) -> dict[str, jax.Array]:
         RuntimeError: If `state` has been consumed.
 
     Cost: O(1); if `detailed`, O(N) time and memory, by episode O(N log N).
+
+    Over a mesh: the figures are sums over all shards, the same on all devices. But `oldest` is the
+    largest value, and `fault` has all bits. The figures `size`, `capacity` and `removed` are
+    float32. If the capacity is 2**31 or more, all counts are. The figure `shards` is the number of
+    shards. The largest and the smallest part of all rows in a shard are `largest_share` and
+    `smallest_share`. There is no `detailed`. It takes a few collectives of 4 bytes.
 
     Examples:
         >>> import fbuf, jax.numpy as jnp

@@ -3,22 +3,44 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import overload
 
 import chex
 
 from fbuf.checks import values as check
 from fbuf.dispatch import parse
-from fbuf.dispatch.call import operation
+from fbuf.dispatch.call import operation_of_both
 from fbuf.ops.add import no_priorities
 from fbuf.ops.named import named
 from fbuf.samplers.protocol.sampler import Given
+from fbuf.sharded_state import ShardedIds, ShardedState
 from fbuf.state import State
 from fbuf.storage.faults import collected
 from fbuf.storage.ids import Ids
 from fbuf.storage.store import Item
 
 
-@operation(checks={"alpha": check.scalar})
+@overload
+def update_priority(
+    state: State[Item],
+    ids: Ids,
+    priority: chex.Array,
+    *,
+    mask: chex.Array | bool | None = None,
+    alpha: chex.Array | float | None = None,
+    donate: bool = True,
+) -> State[Item]: ...
+@overload
+def update_priority(
+    state: ShardedState[Item],
+    ids: ShardedIds,
+    priority: chex.Array,
+    *,
+    mask: chex.Array | bool | None = None,
+    alpha: chex.Array | float | None = None,
+    donate: bool = True,
+) -> ShardedState[Item]: ...
+@operation_of_both(checks={"alpha": check.scalar})
 def update_priority(
     state: State[Item],
     ids: Ids,
@@ -59,6 +81,12 @@ def update_priority(
         In each case that entry is skipped, and all others are applied.
 
     Cost: O(B log N) time, O(B) memory.
+
+    Over a mesh: each shard changes its own rows. The `ids` are `fbuf.sharded.ShardedIds`, sharded
+    along the axis, and `B` is a multiple of the devices. Inside `shard_map` they are those of this
+    device's part of the batch. If a row repeats, its last priority counts, in the order of the
+    whole batch. The `alpha` is the same on all devices. An id of a shard that does not exist is out
+    of range. It takes one `all_gather` of 16 bytes for each id, and each shard looks at all ids.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, overload
 
 import chex
 import jax
@@ -12,9 +12,10 @@ import jax.numpy as jnp
 
 from fbuf.checks import values as check
 from fbuf.dispatch import parse
-from fbuf.dispatch.call import operation
+from fbuf.dispatch.call import operation_of_both
 from fbuf.ops.named import named
 from fbuf.samplers.protocol import row_fields
+from fbuf.sharded_state import ShardedIds, ShardedState
 from fbuf.state import State
 from fbuf.storage import marks
 from fbuf.storage.faults import collected
@@ -44,7 +45,25 @@ def _numbers_fit(function: str, state: State[Any], given: dict[str, Any]) -> Non
         parse.python_numbers(function, f"fields[{name!r}]", specs, values)
 
 
-@operation(checks={"fields": _by_name}, host_check=_numbers_fit)
+@overload
+def write(
+    state: State[Item],
+    ids: Ids,
+    fields: Mapping[str, Any],
+    *,
+    mask: chex.Array | bool | None = None,
+    donate: bool = True,
+) -> State[Item]: ...
+@overload
+def write(
+    state: ShardedState[Item],
+    ids: ShardedIds,
+    fields: Mapping[str, Any],
+    *,
+    mask: chex.Array | bool | None = None,
+    donate: bool = True,
+) -> ShardedState[Item]: ...
+@operation_of_both(checks={"fields": _by_name}, host_check=_numbers_fit)
 def write(
     state: State[Item],
     ids: Ids,
@@ -82,6 +101,9 @@ def write(
         FOREIGN_ID: An id is of another buffer, or was drawn before a load; that entry is skipped.
 
     Cost: O(B) time and memory. Narrow fields of a row are read and written together.
+
+    Over a mesh: `ids` are as for `fbuf.update_priority`. One `all_gather` brings the ids and the
+    fields to every device.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp

@@ -77,7 +77,7 @@ MEANING = {
         "made smaller. Pop more often, or make the buffer larger"
     ),
     Fault.CALLS_DIFFER: (
-        "processes called fbuf.sharded.sample with different keys or steps, and the batch was "
+        "processes called fbuf.sample with different keys or steps, and the batch was "
         "masked. Make the key of the same seed in each, and split it in the same way"
     ),
     Fault.BROKEN_EPISODE: (

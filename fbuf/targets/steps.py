@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fbuf.checks import values as check
-from fbuf.mesh.state import ShardedSample
+from fbuf.sharded_state import ShardedSample
 from fbuf.state import Rollout, Sample
 from fbuf.targets.backward import shifted
 from fbuf.views.n_step import NStepTransition

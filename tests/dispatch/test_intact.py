@@ -138,7 +138,7 @@ def test_over_a_mesh():
     mesh = jax.make_mesh((2,), ("data",))
     state = sharded.init(jnp.zeros(300), 8, mesh=mesh, sampler=fbuf.Prioritized())
     message = refused(sharded.size, state, cast)
-    assert "fbuf.sharded.size: state.blocks.storage.wide[0] is bfloat16" in message
+    assert "fbuf.size: state.blocks.storage.wide[0] is bfloat16" in message
 
 
 @pytest.mark.parametrize("x64", [False, True])

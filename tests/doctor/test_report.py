@@ -381,11 +381,11 @@ def test_shards_are_one_buffer(sampler):
 def test_nan_over_a_mesh_is_removed_as_the_report_says():
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), "data")
     state = fbuf.sharded.init({"x": 0.0}, 64, mesh=mesh)  # one shard, and yet over a mesh
-    assert "state = fbuf.sharded.add(state, rows)" in fbuf.report(state).findings[0].remedy
+    assert "state = fbuf.add(state, rows)" in fbuf.report(state).findings[0].remedy
     state = fbuf.sharded.add(state, {"x": np.where(np.arange(64) % 9, ONES[:64], np.nan)})
     (finding,) = fbuf.report(state).findings
     assert finding.name == "not_finite"
-    assert "fbuf.sharded.remove(state, batch.ids, mask=bad)" in finding.remedy
+    assert "fbuf.remove(state, batch.ids, mask=bad)" in finding.remedy
     batch = fbuf.sharded.sample(state, jax.random.key(0), 1024)
     state = fbuf.sharded.remove(state, batch.ids, mask=jnp.isnan(batch.data["x"]))
     assert names(state) == []
@@ -408,7 +408,7 @@ def test_nan_is_corrected_where_rows_cannot_be_removed():
     shards = fbuf.sharded.init({"x": 0.0}, 64, mesh=mesh, removable=False)
     shards = fbuf.sharded.add(shards, {"x": np.where(np.arange(64) % 9, ONES[:64], np.nan)})
     (finding,) = fbuf.report(shards).findings
-    assert "fbuf.sharded.write(state, batch.ids, fields, mask=bad)" in finding.remedy
+    assert "fbuf.write(state, batch.ids, fields, mask=bad)" in finding.remedy
     batch = fbuf.sharded.sample(shards, jax.random.key(0), 1024)
     fields = {"x": jnp.where(jnp.isnan(batch.data["x"]), 1.0, batch.data["x"])}
     shards = fbuf.sharded.write(shards, batch.ids, fields, mask=jnp.isnan(batch.data["x"]))

@@ -1,6 +1,7 @@
 """One buffer over a mesh: the same batch on any number of devices, drawn exactly from all rows."""
 
 import collections
+import pickle
 import re
 
 import jax
@@ -383,7 +384,7 @@ def test_a_stale_id_and_one_of_no_shard_are_skipped():
     assert int(sharded.stats(state)["fault"]) == fbuf.Fault.STALE_ID
     nowhere = sharded.ShardedIds(jnp.int32([4, -1, 99, 0]), ids.slot, ids.generation)
     state = sharded.update_priority(state, nowhere, jnp.full(4, 100.0))
-    with pytest.raises(RuntimeError, match=r"sharded\.raise_on_fault.*outside the buffer"):
+    with pytest.raises(RuntimeError, match=r"fbuf\.raise_on_fault.*outside the buffer"):
         sharded.raise_on_fault(state)
     assert float(sharded.stats(state)["new_priority"]) == float(before["new_priority"])
     nobody = sharded.ShardedIds(jnp.full(4, -1), jnp.full(4, -1), jnp.zeros(4, jnp.int32))
@@ -406,6 +407,7 @@ def test_an_empty_buffer_gives_a_masked_batch():
 
 
 _ALONG = jax.P("data")
+NOBODY = sharded.ShardedIds(*[jnp.full(4, -1, jnp.int32)] * 3)
 
 REFUSED = [
     (lambda m: sharded.init(ITEM, 100, mesh=m, shards=3), ValueError, "multiple of the 4 devices"),
@@ -424,12 +426,28 @@ REFUSED = [
     (lambda m: sharded.sample(small(m), jax.random.key(0), 8, step=1), ValueError, "takes no step"),
     (lambda m: sharded.add(small(m), jnp.zeros(6)), ValueError, "must be a multiple of 4"),
     (lambda m: sharded.add(small(m), jnp.zeros(())), ValueError, "one item without"),
-    (lambda m: sharded.add(small(m), jnp.zeros((4, 2))), ValueError, r"fbuf\.sharded\.add: items"),
-    (lambda m: fbuf.add(small(m), jnp.zeros(4)), TypeError, r"it is fbuf\.sharded\.add"),
+    (lambda m: sharded.add(small(m), jnp.zeros((4, 2))), ValueError, r"fbuf\.add: items"),
+    (lambda m: fbuf.read(small(m), fbuf.no_ids(1)), TypeError, "read: .* not work over a mesh"),
     (
-        lambda m: sharded.add(fbuf.init(jnp.zeros(()), 8), jnp.zeros(4)),
+        lambda m: sharded.specs(fbuf.init(jnp.zeros(()), 8)),
         TypeError,
         "make one with fbuf.sharded.init",
+    ),
+    (
+        lambda m: fbuf.sample(small(m), jax.random.key(0), 8, count=4),
+        ValueError,
+        "fbuf.sample: over a mesh there is no count; leave it out",
+    ),
+    (
+        lambda m: fbuf.remove(small(m), NOBODY, episodes=True),
+        ValueError,
+        "fbuf.remove: over a mesh there is no episodes",
+    ),
+    (lambda m: fbuf.stats(small(m), detailed=True), ValueError, "stats: .* there is no detailed"),
+    (
+        lambda m: fbuf.save("/nowhere", small(m), background=True),
+        ValueError,
+        "save: .* there is no background",
     ),
     (
         lambda m: sharded.update_priority(
@@ -475,17 +493,17 @@ REFUSED = [
     (
         lambda m: sharded.add(small(m), jnp.zeros(8), terminated=jnp.zeros(3, bool)),
         ValueError,
-        r"fbuf\.sharded\.add: terminated must be of shape \(8,\)",
+        r"fbuf\.add: terminated must be of shape \(8,\)",
     ),
     (
         lambda m: sharded.add(small(m), jnp.zeros(8), priority=jnp.zeros(4)),
         ValueError,
-        r"fbuf\.sharded\.add: priority must be of shape \(8,\)",
+        r"fbuf\.add: priority must be of shape \(8,\)",
     ),
     (
         lambda m: sharded.add(small(m), jnp.zeros(8), next_observation=jnp.zeros(8)),
         ValueError,
-        r"fbuf\.sharded\.add: next_observation is for buffers made with next_of",
+        r"fbuf\.add: next_observation is for buffers made with next_of",
     ),
     (
         lambda m: sharded.init(ITEM, 64, mesh=m, num_envs=24),
@@ -520,17 +538,33 @@ def test_misuse_is_refused_with_what_to_do(call, kind, message):
         call(meshes.mesh(4))
 
 
+def test_the_functions_of_fbuf_take_it_in_every_way():
+    empty, rows = small(meshes.mesh(4)), jnp.arange(4.0)
+    state = fbuf.add(items=rows, state=empty, donate=False)
+    same(state, fbuf.add(empty, rows, donate=False))
+    same(state, jax.jit(fbuf.add)(empty, rows))
+    batch = fbuf.sample(state, jax.random.key(0), 8, count=None)
+    assert isinstance(batch, sharded.ShardedSample)
+    assert isinstance(state, sharded.ShardedState)
+    assert int(fbuf.size(fbuf.remove(fbuf.after(state, batch), batch.ids))) < 4
+
+
+def test_pickles_of_earlier_versions_find_the_classes():
+    for module, name in (("state", "ShardedIds"), ("state", "ShardedSample"), ("count", "Count")):
+        assert pickle.loads(f"cfbuf.mesh.{module}\n{name}\n.".encode()) is getattr(sharded, name)
+
+
 def test_numbers_that_a_field_cannot_hold_are_refused():
     state = sharded.init({"a": np.int8(0)}, 8, mesh=meshes.mesh(1), shards=1, next_of="a")
     for given, following in ((300, 1), (1, 300)):
-        with pytest.raises(ValueError, match=r"fbuf\.sharded\.add: .* is 300, which int8 cannot"):
+        with pytest.raises(ValueError, match=r"fbuf\.add: .* is 300, which int8 cannot"):
             sharded.add(state, {"a": given}, next_observation=following)
 
 
 def test_a_consumed_state_is_refused():
     state = small(meshes.mesh(2))
     sharded.add(state, jnp.zeros(4))
-    with pytest.raises(RuntimeError, match=r"was consumed.*state = fbuf\.sharded\.add"):
+    with pytest.raises(RuntimeError, match=r"was consumed.*state = fbuf\.add"):
         sharded.size(state)
     assert repr(state) == "ShardedState(consumed)"
 

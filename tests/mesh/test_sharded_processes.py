@@ -123,7 +123,7 @@ def test_what_a_process_has_for_itself_is_refused(tmp_path):
             assert "of this process alone" in found[name], name
             assert "make_array_from_process_local_data" in found[name]
         assert "CheckpointError: fbuf.sharded.load: processes see different" in found["load"]
-        missing = "CheckpointError: fbuf.sharded.save: " in found["save"]
+        missing = "CheckpointError: fbuf.save: " in found["save"]
         assert missing or "another process has failed" in found["save"], found["save"]
         assert found["size"] == (3 * 2 + 1) * meshes.ENVS
 

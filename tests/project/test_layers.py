@@ -22,6 +22,7 @@ LAYERS = (
     "trees",
     "samplers",
     "state",
+    "sharded_state",
     "views",
     "pace",
     "dispatch",

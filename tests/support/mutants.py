@@ -485,7 +485,7 @@ MUTANTS = [
         "dispatch/call.py",
         ("if donate and len(set(map(id, leaves))) < len(leaves):", "if False:", "door", DOOR),
         ("if types in self.known else self.checked_static(types, fixed)", "", "door", ("test_call.py", "equals")),
-        ("            given = self.passed(self.of_types, given)\n            if self._type", "            if self._type", "door", ("test_call.py", "equals")),
+        ("            given = self.passed(self.of_types, given)\n            for state in", "            for state in", "door", ("test_call.py", "equals")),
         ("if is_deleted(state.fault):", "if is_deleted(None):", "door", CONSUMED),
         ("            donate = changes\n", "            donate = False\n", "door", EAGER),
         ("                _origins(frozenset(map(type, [*arrays, *tree_leaves(args[1:count])])))\n                is not _OF_DEVICE", "                False", "door", DOOR),
@@ -496,7 +496,7 @@ MUTANTS = [
         ("self.by_position(arrays, given | fixed)", "arrays, given | fixed", "door", ("test_call.py", "one_program")),
         ("if all(passed[argument] is value for argument, value in fixed.items()):", "if True:", "door", ("test_call.py", "numpys")),
         ("if not all(isinstance(state.fault, jax.Array) for state in states):", "if False:", "door", ("test_call.py", "numpy_arrays")),
-        ("self._host_check(self.name, before[0], given)", "self._host_check(self.name, before[0], copies)", "door", ("test_guards.py", "cannot_hold")),
+        ("self._type.plain(before[0]), given)", "self._type.plain(before[0]), copies)", "door", ("test_guards.py", "cannot_hold")),
         ("any(issubclass(of, int | float) for of in types)", "any(issubclass(of, float) for of in types)", "door", ("test_call.py", "misuse")),
     ),
     *of(
@@ -1319,10 +1319,6 @@ MUTANTS = [
         ("[of.ages for of in each]", "[of.ages[::-1] for of in each]", "slots", ("test_command.py", "proportion")),
         ("max(int(count) - likely.size, 0)", "0", "probability", ("test_draws.py", "priority_0_count")),
         ('jnp.minimum(count, sampler.stats(index, ring)["live"])', "count", "probability", ("test_draws.py", "retired")),
-    ),
-    *of(
-        "doctor/findings/__init__.py",
-        ('_SHARDED.sub("fbuf.sharded.", said)', "said", "read", ("test_report.py", "over_a_mesh")),
     ),
     *of(
         "doctor/findings/samplers.py",

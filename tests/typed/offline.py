@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import assert_type
+from typing import Any, assert_type
 
 import jax
 import numpy as np
@@ -14,7 +14,7 @@ import fbuf
 def main() -> None:
     rows = {"observation": np.zeros((100, 4), np.float32), "reward": np.ones(100, np.float32)}
     ends = np.arange(100) % 10 == 9
-    state = from_arrays(
+    state: fbuf.State[Any] = from_arrays(
         rows, terminated=ends, truncated=False, next_of="observation", sampler=fbuf.Shuffled()
     )
     for step in range(10):

@@ -158,8 +158,6 @@ class StateBuffer:
 
     make = MAKE
     """The call that makes one, for errors."""
-    functions: Any = fbuf
-    """The module of the functions for this kind."""
     waits = False
     """An add waits for the device anyway."""
 
@@ -185,11 +183,11 @@ class StateBuffer:
 
     def add(self, buffer: Any, given: dict[str, Any]) -> Any:
         """Add rows `[T, num_envs, ...]` of NumPy, by the arguments of `fbuf.add`."""
-        return self.functions.add(buffer, **given, time_major=True)
+        return fbuf.add(buffer, **given, time_major=True)
 
     def end_episode(self, buffer: Any, envs: Any) -> Any:
         """End the open episodes of some environments; None is all."""
-        return self.functions.end_episode(buffer, mask=envs)
+        return fbuf.end_episode(buffer, mask=envs)
 
     def with_resets(self, buffer: Any, envs: Any) -> Any:
         """Return the buffer with a dummy as the next row of these environments."""
@@ -233,7 +231,6 @@ class MeshBuffer(StateBuffer):
     """Changes a `fbuf.sharded.ShardedState` of one process."""
 
     make = "fbuf.sharded.init(collector.item, capacity, mesh=mesh, **collector.options)"
-    functions = fbuf.sharded
 
     def state(self, buffer: Any) -> Any:
         return buffer.blocks
@@ -245,7 +242,7 @@ class MeshBuffer(StateBuffer):
         return buffer.num_shards
 
     def check(self, where: str, buffer: Any) -> None:
-        refuse_consumed("sharded.add", buffer)
+        super().check(where, buffer)
         if not buffer.fault.is_fully_addressable:
             raise ValueError(
                 f"{where}: the mesh has devices of other processes, and a collector has the "

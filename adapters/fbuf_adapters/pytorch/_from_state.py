@@ -70,5 +70,5 @@ def _advice(given: Any) -> str:
     if isinstance(given, tuple | list):
         return f"is a {name} of several; make a buffer of each"
     if name == "ShardedState":
-        return "lies over a mesh; use the functions of fbuf.sharded, and to_torch for its batches"
+        return "lies over a mesh; use the functions of fbuf, and to_torch for its batches"
     return f"must be a fbuf.State or a HostStore, got {name}; make one with fbuf.init"

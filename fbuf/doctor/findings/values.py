@@ -29,13 +29,13 @@ _TO_CORRECT = (
     "fields)."
 )
 _OF_A_MESH = (
-    "A batch knows the ids of the rows it has: state = fbuf.sharded.remove(state, batch.ids, "
-    "mask=bad), where bad is True for draws of such rows."
+    "A batch knows the ids of the rows it has: state = fbuf.remove(state, batch.ids, mask=bad), "
+    "where bad is True for draws of such rows."
 )
 _CORRECTED_OVER_A_MESH = (
     "A batch knows the ids of the rows it has, and this buffer has removable=False, so correct "
-    "them: state = fbuf.sharded.write(state, batch.ids, fields, mask=bad), where bad is True for "
-    "draws of such rows."
+    "them: state = fbuf.write(state, batch.ids, fields, mask=bad), where bad is True for draws of "
+    "such rows."
 )
 
 _FRAME = 1024
