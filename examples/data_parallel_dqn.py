@@ -209,14 +209,12 @@ def train_round(
         "next_observation": info["final_observation"],
     }
     # Rows of this device's environments go into its shards: nothing is sent.
-    buffer = fbuf.sharded.add(
-        training.buffer, transition, terminated=terminated, truncated=truncated
-    )
+    buffer = fbuf.add(training.buffer, transition, terminated=terminated, truncated=truncated)
 
     # The key is the same on all devices, and the batch is of all devices. This is its part here.
-    ready = fbuf.sharded.size(buffer) >= WARM_UP
+    ready = fbuf.size(buffer) >= WARM_UP
     sample_key = jax.random.fold_in(key, training.round)
-    batch = fbuf.sharded.sample(buffer, sample_key, BATCH_SIZE, beta=0.4 + 0.6 * done)
+    batch = fbuf.sample(buffer, sample_key, BATCH_SIZE, beta=0.4 + 0.6 * done)
 
     def loss(weights: Weights, part: Any) -> tuple[jax.Array, jax.Array]:
         error = td_error(weights, training.target, part)
@@ -238,7 +236,7 @@ def train_round(
     weights = optax.apply_updates(training.weights, updates)
     target = optax.incremental_update(weights, training.target, TARGET_RATE)
     # Ids name rows of all shards: each priority goes to where its row is.
-    buffer = fbuf.sharded.update_priority(buffer, batch.ids, error.reshape(-1), mask=ready)
+    buffer = fbuf.update_priority(buffer, batch.ids, error.reshape(-1), mask=ready)
     after = training._replace(
         weights=weights,
         target=target,
@@ -347,7 +345,7 @@ def train(seed: int, rounds: int, exact: bool, report: Report) -> None:
         report({"return": float(mean_return), "losses": losses.tolist()})
         if fault:
             raise RuntimeError(f"a batch is masked: {fbuf.Fault(int(fault))!r}")
-    fbuf.sharded.raise_on_fault(training.buffer)
+    fbuf.raise_on_fault(training.buffer)
     report({"seconds": time.perf_counter() - started})
 
 

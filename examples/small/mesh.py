@@ -63,8 +63,8 @@ def step(carry, number_and_key):
     )
     rows = {"observation": observation, "action": action, "reward": reward}
     rows["next_observation"] = info["final_observation"]
-    buffer = fbuf.sharded.add(buffer, rows, terminated=terminated, truncated=truncated)
-    batch = fbuf.sharded.sample(buffer, sample_key, 128)  # the same key on all; 32 rows on each
+    buffer = fbuf.add(buffer, rows, terminated=terminated, truncated=truncated)
+    batch = fbuf.sample(buffer, sample_key, 128)  # the same key on all; 32 rows on each
     params, target_params, opt_state = learn(params, target_params, opt_state, batch)
     carry = (buffer, params, target_params, opt_state, then, env_state)
     return carry, terminated | truncated
@@ -88,7 +88,7 @@ train = jax.shard_map(
 )
 carry, ended = jax.jit(train)(carry, (jnp.arange(STEPS), jax.random.split(train_key, STEPS)))
 
-fbuf.sharded.raise_on_fault(carry[0])
+fbuf.raise_on_fault(carry[0])
 tenths = np.asarray(ended).reshape(10, -1)
 returns = tenths.shape[1] / tenths.sum(axis=1).clip(1)  # CartPole gives a reward of 1 a step
 print("mean return of an episode, tenth by tenth of the run:", *returns.round().astype(int))
