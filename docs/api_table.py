@@ -6,9 +6,21 @@ import dataclasses
 import enum
 import inspect
 import pathlib
+from types import ModuleType
 from typing import Any
 
+import jax
+
+import fbuf.samplers.public
+import fbuf.views.public
+
 HERE = pathlib.Path(__file__).parent / "look_up"
+
+
+def names_of(module: ModuleType) -> tuple[str, ...]:
+    """The classes that a module exports, a line each."""
+    return tuple(name for name, thing in vars(module).items() if isinstance(thing, type))
+
 
 THEMES: dict[str, tuple[str, ...]] = {
     "Making a buffer": ("init", "nbytes", "capacity_for", "resize", "extend", "split", "State"),
@@ -32,23 +44,8 @@ THEMES: dict[str, tuple[str, ...]] = {
         *("NotFiniteError", "report", "Report", "Finding", "plot"),
     ),
     "Saving": ("save", "load", "has_checkpoint", "Checkpoint", "wait", "CheckpointError"),
-    "Samplers": (
-        *("Uniform", "Prioritized", "Shuffled", "Mixture", "FreshFirst", "Grouped"),
-        *("Limited", "Reservoir", "EvictLowest", "Fifo"),
-    ),
-    "Views": (
-        *("Item", "Transition", "TransitionStep", "NStep", "NStepTransition"),
-        *(
-            "Sequence",
-            "SequenceSteps",
-            "FrameStack",
-            "Window",
-            "WindowStep",
-            "Hindsight",
-            "HindsightStep",
-        ),
-        *("ReturnToGo", "ReturnToGoStep"),
-    ),
+    "Samplers": names_of(fbuf.samplers.public),
+    "Views": names_of(fbuf.views.public),
 }
 """Names of `fbuf` by what they are for."""
 
@@ -125,6 +122,11 @@ FLASHBAX = {
 }
 """The functions that make a buffer; the modules have flashbax's names."""
 
+TESTING = {
+    "fbuf.testing": ("check_sampler", "check_view", "Oracle", "Row", "Shape", "rows"),
+}
+"""The checks of a sampler or a view of your own."""
+
 OTHERS = {
     "Targets": TARGETS,
     "Over a mesh": MESH,
@@ -134,6 +136,7 @@ OTHERS = {
     "With brax's methods": BRAX,
     "Rows on the host, and data sets": DATASETS,
     "flashbax's functions": FLASHBAX,
+    "Tests of a sampler or a view of your own": TESTING,
 }
 """The names outside of `fbuf` itself."""
 
@@ -162,17 +165,11 @@ def signature(name: str, thing: Any) -> str:
 
 def _is_pytree(kind: Any) -> bool:
     """Whether it is what a function returns: it holds arrays, and users never make one."""
-    return kind.__name__ in RESULTS
+    return kind.__name__ in RESULTS or not jax.tree_util.all_leaves([object.__new__(kind)])
 
 
-RESULTS = frozenset(
-    (
-        *("State", "Sample", "Batch", "MixedSample", "Ids", "TransitionStep", "NStepTransition"),
-        *("SequenceSteps", "HindsightStep", "ReturnToGoStep", "PaceCounter", "Rollout"),
-        *("Targets", "Advantages", "Report", "Finding"),
-        *("ShardedState", "ShardedSample", "ShardedIds", "Count", "ReplayBufferState"),
-    )
-)
+RESULTS = frozenset(("Report", "Finding"))
+"""Results without arrays."""
 
 
 def _default(value: Any) -> str:

@@ -66,138 +66,38 @@ from fbuf.ops.uses import uses as uses
 from fbuf.ops.write import write as write
 from fbuf.pace import Pace as Pace
 from fbuf.pace import PaceCounter as PaceCounter
-from fbuf.samplers import EvictLowest as EvictLowest
-from fbuf.samplers import Fifo as Fifo
-from fbuf.samplers import FreshFirst as FreshFirst
-from fbuf.samplers import Grouped as Grouped
-from fbuf.samplers import Limited as Limited
-from fbuf.samplers import Mixture as Mixture
-from fbuf.samplers import Prioritized as Prioritized
-from fbuf.samplers import Reservoir as Reservoir
-from fbuf.samplers import Shuffled as Shuffled
-from fbuf.samplers import Uniform as Uniform
+from fbuf.samplers.public import *  # noqa: F403
 from fbuf.state import Batch as Batch
 from fbuf.state import Rollout as Rollout
 from fbuf.state import Sample as Sample
 from fbuf.state import State as State
 from fbuf.storage.faults import Fault as Fault
 from fbuf.storage.ids import Ids as Ids
-from fbuf.views import FrameStack as FrameStack
-from fbuf.views import Hindsight as Hindsight
-from fbuf.views import HindsightStep as HindsightStep
-from fbuf.views import Item as Item
-from fbuf.views import NStep as NStep
-from fbuf.views import NStepTransition as NStepTransition
-from fbuf.views import ReturnToGo as ReturnToGo
-from fbuf.views import ReturnToGoStep as ReturnToGoStep
-from fbuf.views import Sequence as Sequence
-from fbuf.views import SequenceSteps as SequenceSteps
-from fbuf.views import Transition as Transition
-from fbuf.views import TransitionStep as TransitionStep
-from fbuf.views import Window as Window
-from fbuf.views import WindowStep as WindowStep
+from fbuf.views.public import *  # noqa: F403
 
 if TYPE_CHECKING:
     from fbuf import host as host
+    from fbuf import testing as testing
 
 __version__ = _VERSION
 
-__all__ = [
-    "Batch",
-    "Checkpoint",
-    "CheckpointError",
-    "EvictLowest",
-    "Fault",
-    "Fifo",
-    "Finding",
-    "FrameStack",
-    "FreshFirst",
-    "Grouped",
-    "Hindsight",
-    "HindsightStep",
-    "Ids",
-    "Item",
-    "Limited",
-    "MixedSample",
-    "Mixture",
-    "NStep",
-    "NStepTransition",
-    "NotFiniteError",
-    "Pace",
-    "PaceCounter",
-    "Prioritized",
-    "Report",
-    "Reservoir",
-    "ReturnToGo",
-    "ReturnToGoStep",
-    "Rollout",
-    "Sample",
-    "Sequence",
-    "SequenceSteps",
-    "Shuffled",
-    "State",
-    "Transition",
-    "TransitionStep",
-    "Uniform",
-    "Window",
-    "WindowStep",
-    "add",
-    "after",
-    "can_sample",
-    "capacity_for",
-    "check_finite",
-    "check_in_place",
-    "clear",
-    "draw",
-    "end_episode",
-    "expire",
-    "extend",
-    "group_ids",
-    "group_sizes",
-    "has_checkpoint",
-    "ids_at",
-    "init",
-    "load",
-    "nbytes",
-    "neighbours",
-    "newest_ids",
-    "no_ids",
-    "plot",
-    "pop",
-    "probability",
-    "raise_on_fault",
-    "read",
-    "remove",
-    "report",
-    "resize",
-    "rollout",
-    "rows",
-    "sample",
-    "sample_mixed",
-    "save",
-    "sequence_priority",
-    "size",
-    "space",
-    "split",
-    "stats",
-    "thin",
-    "unread",
-    "update_priority",
-    "uses",
-    "wait",
-    "write",
-]
+# All that is imported above and that fbuf defines: the functions and the classes.
+__all__ = sorted(  # pyright: ignore[reportUnsupportedDunderAll]
+    name
+    for name, thing in globals().items()
+    if name[0] != "_" and getattr(thing, "__module__", "").startswith("fbuf.")
+)
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "host", "sharded", "targets"]
+    return [*__all__, "host", "sharded", "targets", "testing"]
 
 
 if not TYPE_CHECKING:  # there every name would do
 
     def __getattr__(name: str) -> Any:
-        if name == "host":  # its modules import this one
-            return importlib.import_module("fbuf.host")
+        if name in ("host", "testing"):  # their modules import this one
+            return importlib.import_module(f"fbuf.{name}")
         raise AttributeError(f"module 'fbuf' has no attribute {name!r}")
 
 

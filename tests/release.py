@@ -107,6 +107,7 @@ def check_wheel(wheel: pathlib.Path) -> None:
         strangers = [n for n in names if not n.startswith(("fbuf/", "fbuf_adapters/", about))]
         assert not strangers, f"the wheel has files of neither package: {strangers}"
         wanted = {"fbuf/py.typed", "fbuf_adapters/py.typed", f"{about}licenses/LICENSE"}
+        wanted |= {"fbuf/testing/__init__.py"}
         assert wanted <= set(names), f"the wheel lacks {wanted - set(names)}"
         metadata = Metadata.from_email(file.read(f"{about}METADATA"), validate=True)
     assert metadata.metadata_version == "2.4"  # what the action that publishes knows
@@ -137,7 +138,9 @@ def install(home: pathlib.Path, file: pathlib.Path, extras: tuple[str, ...]) -> 
 
 def try_out(python: str, readme: pathlib.Path, extras: tuple[str, ...]) -> None:
     """Use what is installed: import it, call the command, run the README."""
-    modules = ", ".join(["fbuf", "fbuf_adapters", *(EXTRAS[extra] for extra in extras)])
+    modules = ", ".join(
+        ["fbuf", "fbuf.testing", "fbuf_adapters", *(EXTRAS[extra] for extra in extras)]
+    )
     stated = f"assert fbuf.__version__ == {version()!r}, fbuf.__version__"
     run([python, "-c", f"import {modules}; {stated}"])
     run([str(pathlib.Path(python).with_name("fbuf")), "--help"], quiet=True)

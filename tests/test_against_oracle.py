@@ -224,7 +224,7 @@ def names(pair, stored):
                 assert ids.slot[own] == -1
                 continue
             assert (ids.slot[own], ids.generation[own]) == (own, row.generation)
-            assert items[own] == row.item
+            assert items[own] == row.number
 
 
 def in_order(pair, everything):
@@ -237,7 +237,7 @@ def in_order(pair, everything):
         expected = [slot if slot in oracle.stored() else -1 for slot in there]
         expected = [-1] * (oracle.length - len(there)) + expected
         assert slots[lane].tolist() == expected
-        items = [oracle.at(slot).item if slot >= 0 else 0 for slot in expected]
+        items = [oracle.at(slot).number if slot >= 0 else 0 for slot in expected]
         assert found[0][lane].tolist() == items
         assert found[1][lane].tolist() == [slot >= 0 for slot in expected]
 
@@ -310,7 +310,7 @@ def drawn(pair, sample, share, beta):
     for at, slot in enumerate(slots):
         row = pair.oracle.at(slot)
         assert sample.ids.generation[at] == row.generation
-        assert sample.data[at] == row.item
+        assert sample.data[at] == row.number
         assert (sample.terminated[at], sample.truncated[at]) == (row.terminated, row.truncated)
 
 

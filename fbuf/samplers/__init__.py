@@ -1,17 +1,13 @@
-"""Samplers: which rows may be drawn, and with what probability. One file a sampler."""
+"""Samplers: which rows may be drawn, and with what probability. One file a sampler.
+
+The names of this module are the stable ones for authors of samplers: `docs/know/extending.md`.
+"""
 
 import sys
 
 from fbuf.samplers.chance import random_bits as random_bits
 from fbuf.samplers.chance import shards as shards
-from fbuf.samplers.evict_lowest import EvictLowest as EvictLowest
-from fbuf.samplers.fifo import Fifo as Fifo
-from fbuf.samplers.fresh_first import FreshFirst as FreshFirst
-from fbuf.samplers.grouped import Grouped as Grouped
 from fbuf.samplers.index import group_index, lives, priority_index, segments, start_index, versions
-from fbuf.samplers.limited import Limited as Limited
-from fbuf.samplers.mixture import Mixture as Mixture
-from fbuf.samplers.prioritized import Prioritized as Prioritized
 from fbuf.samplers.protocol.placing import PlacingSampler as PlacingSampler
 from fbuf.samplers.protocol.planned import Picked as Picked
 from fbuf.samplers.protocol.planned import Plan as Plan
@@ -24,9 +20,15 @@ from fbuf.samplers.protocol.sampler import Origin as Origin
 from fbuf.samplers.protocol.sampler import Sampler as Sampler
 from fbuf.samplers.protocol.windows import WindowedSampler as WindowedSampler
 from fbuf.samplers.protocol.wrapper import Wrapper as Wrapper
-from fbuf.samplers.reservoir import Reservoir as Reservoir
-from fbuf.samplers.shuffled import Shuffled as Shuffled
-from fbuf.samplers.uniform import Uniform as Uniform
+from fbuf.samplers.public import *  # noqa: F403
+from fbuf.storage.ring import DUMMY as DUMMY
+from fbuf.storage.ring import REMOVED as REMOVED
+from fbuf.storage.ring import TERMINATED as TERMINATED
+from fbuf.storage.ring import TRUNCATED as TRUNCATED
+from fbuf.storage.ring import Ring as Ring
+from fbuf.storage.ring import Span as Span
+from fbuf.xla.duplicates import last_of_each as last_of_each
+from fbuf.xla.tie import tie as tie
 
 # Pickled states of earlier versions name their classes by the modules of that time.
 for _module in (group_index, lives, priority_index, segments, start_index, versions):

@@ -1,25 +1,23 @@
-"""Views: what a drawn row turns into. One file a view."""
+"""Views: what a drawn row turns into. One file a view.
+
+The names of this module are the stable ones for authors of views: `docs/know/extending.md`.
+"""
 
 from typing import Any
 
-from fbuf.views.frame_stack import FrameStack as FrameStack
-from fbuf.views.hindsight import Hindsight as Hindsight
-from fbuf.views.hindsight import HindsightStep as HindsightStep
-from fbuf.views.item import Item as Item
-from fbuf.views.n_step import NStep as NStep
-from fbuf.views.n_step import NStepTransition as NStepTransition
+from fbuf.storage.layout import Layout as Layout
+from fbuf.storage.ring import DUMMY as DUMMY
+from fbuf.storage.ring import REMOVED as REMOVED
+from fbuf.storage.ring import TERMINATED as TERMINATED
+from fbuf.storage.ring import TRUNCATED as TRUNCATED
 from fbuf.views.protocol import Reading as Reading
 from fbuf.views.protocol import Request as Request
 from fbuf.views.protocol import View as View
+from fbuf.views.public import *  # noqa: F403
 from fbuf.views.reader import Reader as Reader
-from fbuf.views.return_to_go import ReturnToGo as ReturnToGo
-from fbuf.views.return_to_go import ReturnToGoStep as ReturnToGoStep
-from fbuf.views.sequence import Sequence as Sequence
-from fbuf.views.sequence import SequenceSteps as SequenceSteps
-from fbuf.views.transition import Transition as Transition
-from fbuf.views.transition import TransitionStep as TransitionStep
-from fbuf.views.window import Window as Window
-from fbuf.views.window import WindowStep as WindowStep
+from fbuf.views.steps import Steps as Steps
+from fbuf.views.steps import following as following
+from fbuf.views.steps import preceding as preceding
 
 
 def __getattr__(name: str) -> Any:

@@ -46,7 +46,7 @@ def test_each_episode_is_in_one_part(envs, sampler, autoreset, lockstep, next_of
         for key, fraction in ((None, 0.6), (jax.random.key(seed), 0.5)):
             parts = fbuf.split(whole.state, key, fraction)
             number = min(max(round(fraction * len(episodes)), 1), len(episodes) - 1)
-            firsts = [[row.item for row in episode if not row.removed] for episode in episodes]
+            firsts = [[row.number for row in episode if not row.removed] for episode in episodes]
             got = [[n for n in firsts if n[0] in items(part)] for part in parts]
             assert [len(of) for of in got] == [number, len(episodes) - number]
             if key is None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib.util
 import inspect
+import pathlib
 import re
 
 import chex
@@ -452,3 +454,26 @@ def test_a_planned_sampler_draws_over_a_mesh():
     _, one = meshes.run(sampler, ("item",), 1, turns, shards=1)
     assert alone[0]["item"].mask.all()
     chex.assert_trees_all_equal(alone[0]["item"].data, one[0]["item"].data)
+
+
+STABLE = ("fbuf", "fbuf.samplers", "fbuf.views", "fbuf.testing", "fbuf.host", "fbuf.sharded")
+
+
+@pytest.mark.parametrize("page", ["extending.md", "extending_more.md"])
+def test_the_pages_for_authors_use_stable_names(page):
+    """No module of fbuf but those that the page calls stable; `fbuf.trees` is named as not so."""
+    text = (pathlib.Path(__file__).parents[2] / "docs" / "know" / page).read_text()
+    imported = set(re.findall(r"(?m)^from (fbuf[\w.]*) import", text))
+    assert imported <= set(STABLE)
+    named = set(re.findall(r"\bfbuf\.\w+(?:\.\w+)*", text))
+    unstable = {name for name in named if importlib.util.find_spec(".".join(name.split(".")[:2]))}
+    unstable -= {name for name in named if name.startswith(tuple(f"{s}." for s in STABLE[1:]))}
+    assert unstable <= {*STABLE, "fbuf.trees"}
+
+
+def test_a_name_that_the_pages_for_authors_import_is_there():
+    for page in ("extending.md", "extending_more.md"):
+        text = (pathlib.Path(__file__).parents[2] / "docs" / "know" / page).read_text()
+        for module, names in re.findall(r"(?m)^from (fbuf[\w.]*) import (.+)$", text):
+            for name in names.split(", "):
+                assert hasattr(importlib.import_module(module), name), name

@@ -35,6 +35,7 @@ LAYERS = (
     "sharded",
     "__init__",
     "host",
+    "testing",
     "adapter_api",
     "command",
     "__main__",

@@ -56,8 +56,13 @@ def test_every_name_of_targets_is_documented_with_an_example(name):
     assert "Examples:" in inspect.getdoc(getattr(fbuf.targets, name))
 
 
+@pytest.mark.parametrize("name", ["Oracle", "check_sampler", "check_view", "rows"])
+def test_every_name_of_testing_is_documented_with_an_example(name):
+    assert "Examples:" in inspect.getdoc(getattr(fbuf.testing, name))
+
+
 def test_dir_shows_the_public_names_and_the_packages():
-    assert dir(fbuf) == sorted([*fbuf.__all__, "host", "sharded", "targets"])
+    assert dir(fbuf) == sorted([*fbuf.__all__, "host", "sharded", "targets", "testing"])
     assert all(hasattr(fbuf, name) for name in dir(fbuf))
 
 
@@ -66,7 +71,10 @@ PACKAGES = sorted(path.parent.name for path in ROOT.glob("adapters/fbuf_adapters
 
 @pytest.mark.parametrize(
     "name",
-    ["fbuf.sharded", "fbuf.targets", "fbuf.host", *(f"fbuf_adapters.{name}" for name in PACKAGES)],
+    [
+        *("fbuf.sharded", "fbuf.targets", "fbuf.host", "fbuf.testing"),
+        *(f"fbuf_adapters.{name}" for name in PACKAGES),
+    ],
 )
 def test_dir_of_a_package_shows_its_public_names(name):
     module = pytest.importorskip(name, exc_type=ImportError)
@@ -82,11 +90,14 @@ def shown(source):
         node = todo.pop()
         if isinstance(node, ast.Import | ast.ImportFrom):
             names |= {alias.name for alias in node.names if alias.asname == alias.name}
+            if node.names[0].name == "*":
+                origin = importlib.util.find_spec(node.module).origin
+                names |= shown(pathlib.Path(origin).read_text())
         elif isinstance(node, ast.FunctionDef | ast.ClassDef):
             names.add(node.name)
         elif isinstance(node, ast.Assign):
             names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
-            if "__all__" in names and not public:
+            if "__all__" in names and not public and isinstance(node.value, ast.List):
                 public = set(ast.literal_eval(node.value))
         elif isinstance(node, ast.ExceptHandler):
             names.add(node.name)
@@ -100,7 +111,7 @@ def shown(source):
 @pytest.mark.parametrize(
     "name",
     [
-        *("fbuf", "fbuf.sharded", "fbuf.targets", "fbuf.host"),
+        *("fbuf", "fbuf.sharded", "fbuf.targets", "fbuf.host", "fbuf.testing"),
         *(f"fbuf_adapters.{name}" for name in PACKAGES),
     ],
 )
@@ -297,6 +308,15 @@ def loaded(*codes):
         [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True
     )
     return list(map(str.split, done.stdout.splitlines()))
+
+
+def test_checks_are_imported_when_they_are_asked_for_and_without_a_test_library():
+    say = "print(*sorted({'fbuf.testing', 'pytest', 'scipy'} & set(sys.modules)))"
+    program = f"import sys, fbuf; {say}; fbuf.testing.check_view; {say}"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    assert done.stdout.splitlines() == ["", "fbuf.testing"]
 
 
 def test_importing_fbuf_loads_no_framework_but_jax():

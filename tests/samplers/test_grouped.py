@@ -54,7 +54,7 @@ class GroupPair(Pair):
         super().__init__(shape, sampler, autoreset, ITEM, items, **options)
 
     def group(self, slot):
-        number = self.oracle.at(slot).item
+        number = self.oracle.at(slot).number
         found = int(self.moved.get(number, group_at_first(number)))
         return found if 0 <= found < GROUPS else None
 
@@ -65,7 +65,7 @@ class GroupPair(Pair):
         new = rng.integers(-1, GROUPS + 1, len(ids))
         for row, group in zip(self.oracle.named(ids), new, strict=True):
             if row is not None:
-                self.moved[row.item] = group
+                self.moved[row.number] = group
         self.state = self.written(self.named(ids), {"group": jnp.asarray(new, jnp.int8)})
 
     def written(self, ids, fields):
@@ -102,7 +102,7 @@ class GroupPair(Pair):
             np.testing.assert_allclose(batch.probability, likely, rtol=1e-5)
             weight = likely**-beta
             np.testing.assert_allclose(batch.weight, weight / weight.max(), rtol=1e-4)
-            assert batch.data["number"].tolist() == [self.oracle.at(slot).item for slot in slots]
+            assert batch.data["number"].tolist() == [self.oracle.at(slot).number for slot in slots]
         self.agree_alone(of, expected)
 
     def agree_alone(self, of, expected):

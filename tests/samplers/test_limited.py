@@ -92,7 +92,7 @@ class LimitedPair(Pair):
             if self.sampler.max_age is not None:
                 age = len(self.oracle.lanes[lane]) - 1 - at
                 self.retired |= {(lane, at)} if age >= self.sampler.max_age else set()
-            version = self.moved.get(row.item, version_at_first(row.item))
+            version = self.moved.get(row.number, version_at_first(row.number))
             if self.sampler.version is not None and version < self.lowest:
                 self.retired.add((lane, at))
 
@@ -113,7 +113,7 @@ class LimitedPair(Pair):
         return {slot for slot in self.starts() if self.row(slot) not in self.retired}
 
     def expire(self, rng):
-        newest = max((row.item for rows in self.oracle.lanes for row in rows), default=0)
+        newest = max((row.number for rows in self.oracle.lanes for row in rows), default=0)
         version = max(int(version_at_first(newest)) - int(rng.integers(0, 3)), 0)
         self.lowest = max(self.lowest, version)
         self.state = self.calls.expire(self.state, jnp.int32(version))
@@ -126,7 +126,7 @@ class LimitedPair(Pair):
         new = rng.integers(0, 6, len(ids)).astype(np.int32)
         for row, version in zip(self.oracle.named(ids), new, strict=True):
             if row is not None:
-                self.moved[row.item] = version
+                self.moved[row.number] = version
         self.state = self.calls.write(self.state, self.named(ids), {"version": new})
         self.grown_old()
 
@@ -160,7 +160,7 @@ class LimitedPair(Pair):
         found = np.array([share[slot] for slot in drawn])
         np.testing.assert_allclose(batch.probability[batch.mask], found, rtol=1e-5)
         assert batch.data["number"][batch.mask].tolist() == [
-            self.oracle.at(slot).item for slot in drawn
+            self.oracle.at(slot).number for slot in drawn
         ]
         power = beta if self.per else 0
         if drawn:

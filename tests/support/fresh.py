@@ -58,7 +58,7 @@ class Fresh:
 
     def extend(self, other):
         """The rows of another such pair come in; a row is known by its item."""
-        item = lambda pair, start: pair.oracle.lanes[start[0]][start[1]].item
+        item = lambda pair, start: pair.oracle.lanes[start[0]][start[1]].number
         had = {item(other, start) for start in other.known - set(other.waiting)}
         before = [len(rows) for rows in self.oracle.lanes]
         self.state = fbuf.extend(self.state, other.state)
@@ -149,7 +149,7 @@ class Fresh:
         for at, slot in enumerate(slots):
             if batch.mask[at]:
                 row = self.oracle.at(slot)
-                assert (batch.data[at], batch.ids.generation[at]) == (row.item, row.generation)
+                assert (batch.data[at], batch.ids.generation[at]) == (row.number, row.generation)
         self.drawn(slots[:number])
 
     def counted(self):

@@ -1,13 +1,10 @@
-"""Do what a buffer must do, in plain Python: lists, loops and floats, and a look at every row."""
+"""The oracle of `fbuf.testing`, with the laws of the samplers of fbuf, and over shards."""
 
 from __future__ import annotations
 
-import dataclasses
-import math
+from fbuf import testing
+from support.tags import new_tag
 
-from support import tags
-
-BAD_PRIORITY, OUT_OF_RANGE, STALE, FOREIGN = 1, 2, 4, 512
 NOT_FOLLOWED = 128 | 256
 """Faults of what the rows hold, and of a moment between two adds. The rows of most histories are
 made up: no row begins where the row before led to. These faults have tests of their own."""
@@ -18,30 +15,12 @@ def told(fault):
     return int(fault) & ~NOT_FOLLOWED
 
 
-@dataclasses.dataclass
-class Row:
-    """A row, where `priority` is the value as stored."""
-
-    item: int
-    generation: int
-    priority: float
-    terminated: bool
-    truncated: bool
-    dummy: bool
-    removed: bool = False
-    cut: bool = False
-    """The episode began before it, in rows that never came into this buffer."""
-
-    @property
-    def end(self):
-        return self.terminated or self.truncated
-
-
-class Oracle:
+class Oracle(testing.Oracle):
     """Every row of every lane since the last clear. Without environments there is one lane.
 
     `alpha`, `eps`, `floor` and `new_priority` are those of the sampler; without priorities they do
-    not matter. Each of `shards` has the next lanes, and its slots follow those of the one before.
+    not matter. Priorities are kept as they are stored. Each of `shards` has the next lanes, and its
+    slots follow those of the one before.
     """
 
     def __init__(
@@ -59,172 +38,34 @@ class Oracle:
         first_only=False,
         strict=True,
     ):
-        self.length, self.envs, self.autoreset = length, envs, autoreset
+        super().__init__(length, envs, autoreset, tag=new_tag())
         self.shards, self.lanes_of_shard = shards, envs // shards
         self.alpha, self.eps, self.floor, self.new_priority = alpha, eps, floor, new_priority
-        self.capacity = length * envs
         self.windows = window, stride, first_only, strict
-        self.lanes: list[list[Row]] = [[] for _ in range(envs)]
-        self.laps = [0] * envs
-        self.resets = [False] * envs
-        self.fault, self.largest_ever = 0, 0.0
-
-    # An operation on a buffer.
-
-    def add(self, items, terminated=None, truncated=None, priority=None, mask=None):
-        """Rows `[steps, envs]`."""
-        default = self.default()
-        for lane, rows in enumerate(self.lanes):
-            chosen = [n for n in range(len(items)) if mask is None or mask[n][lane]]
-            for rank, step in enumerate(chosen):
-                dummy = self.autoreset == "next_step" and self.resets[lane]
-                kept = len(chosen) - rank <= self.length and not dummy
-                stored = default
-                if priority is not None:
-                    given = float(priority[step][lane])
-                    good = math.isfinite(given) and given >= 0
-                    stored = self.power(given) if good else default
-                    if kept and not good:
-                        self.fault |= BAD_PRIORITY
-                if kept:
-                    self.largest_ever = max(self.largest_ever, stored)
-                row = Row(
-                    int(items[step][lane]),
-                    self.generation(lane, len(rows)),
-                    stored,
-                    not dummy and terminated is not None and bool(terminated[step][lane]),
-                    not dummy and truncated is not None and bool(truncated[step][lane]),
-                    dummy,
-                )
-                rows.append(row)
-                self.resets[lane] = row.end
-
-    def end_episode(self, lanes):
-        """Truncate what is open in some lanes, and forget that a reset is due."""
-        for lane, rows in enumerate(self.lanes):
-            if lanes[lane]:
-                if rows and not rows[-1].dummy and not rows[-1].end:
-                    rows[-1].truncated = True
-                self.resets[lane] = False
-
-    def extend(self, other):
-        """The rows of another buffer, lane by lane or, where there is one lane, as episodes."""
-        self.fault |= other.fault
-        self.largest_ever = max(self.largest_ever, other.largest_ever)
-        alike = self.envs == other.envs and self.autoreset == other.autoreset
-        for lane in range(self.envs):
-            new = other.kept(lane) if alike else [row for e in other.episodes() for row in e]
-            if not new:
-                continue
-            if len(new) > self.length:
-                new, left = new[-self.length :], new[-self.length - 1]
-                new[0].cut |= not (left.end or left.dummy)
-            self.end_episode([at == lane for at in range(self.envs)])
-            self.lanes[lane] += [
-                dataclasses.replace(row, generation=self.generation(lane, at))
-                for at, row in enumerate(new, len(self.lanes[lane]))
-            ]
-            self.resets[lane] = alike and other.resets[lane]
-
-    def generation(self, lane, at):
-        return tags.generation(self.laps[lane] + at // self.length)
-
-    def kept(self, lane):
-        """Copies of the rows of a lane; before a full one nobody knows what was there."""
-        there = self.there(lane)
-        rows = [dataclasses.replace(self.lanes[lane][at]) for at in there]
-        if rows and len(there) == self.length:
-            rows[0].cut = True
-        return rows
-
-    def episodes(self):
-        """Copies of all episodes, closed, in the order in which they ended; then by lane."""
-        found = []
-        for lane in range(self.envs):
-            rows, episode = self.kept(lane), []
-            for age, row in zip(range(len(rows) - 1, -1, -1), rows, strict=True):
-                if row.dummy:
-                    continue
-                episode.append(row)
-                if row.end or age == 0:
-                    row.truncated |= not row.end
-                    found.append((-age, lane, episode))
-                    episode = []
-        return [e for *_, e in sorted(found, key=lambda f: f[:2]) if not all(r.removed for r in e)]
-
-    def update_priority(self, ids, priority, mask=None):
-        for row, given in zip(self.named(ids, mask), priority, strict=True):
-            if row is None:
-                continue
-            if not math.isfinite(given) or given < 0:
-                self.fault |= BAD_PRIORITY
-            else:
-                row.priority = self.power(given)
-                self.largest_ever = max(self.largest_ever, row.priority)
-
-    def remove(self, ids, mask=None):
-        for row in self.named(ids, mask):
-            if row is not None:
-                row.removed = True
+        self.largest_ever = 0.0
 
     def clear(self):
-        self.laps = [
-            lap + len(rows) // self.length + 1
-            for lap, rows in zip(self.laps, self.lanes, strict=True)
-        ]
-        self.lanes = [[] for _ in range(self.envs)]
-        self.fault, self.largest_ever = 0, 0.0
+        super().clear()
+        self.largest_ever = 0.0
+
+    def extend(self, other):
+        super().extend(other)
+        self.largest_ever = max(self.largest_ever, other.largest_ever)
+
+    def remember(self, priority):
+        self.largest_ever = max(self.largest_ever, priority)
 
     # Rows, by where they are.
-
-    def there(self, lane):
-        """The numbers of the rows of a lane that have not been overwritten."""
-        rows = self.lanes[lane]
-        return range(max(0, len(rows) - self.length), len(rows))
 
     def slot(self, lane, at):
         shard, own = divmod(lane, self.lanes_of_shard)
         return (shard * self.length + at % self.length) * self.lanes_of_shard + own
 
     def place(self, slot):
-        """The rows of the lane a slot is in, and the number of its row there, None without one."""
         row, own = divmod(slot, self.lanes_of_shard)
         shard, step = divmod(row, self.length)
         lane = shard * self.lanes_of_shard + own
-        found = [at for at in self.there(lane) if at % self.length == step]
-        return self.lanes[lane], found[0] if found else None
-
-    def at(self, slot):
-        """The row in a slot, None without one."""
-        rows, number = self.place(slot)
-        return None if number is None else rows[number]
-
-    def stored(self):
-        """Slots of the rows that can be found."""
-        return [
-            self.slot(lane, at)
-            for lane, rows in enumerate(self.lanes)
-            for at in self.there(lane)
-            if not rows[at].removed and not rows[at].dummy
-        ]
-
-    def named(self, ids, mask=None):
-        """The rows of ids `(slot, generation)`, None and a fault where there is none."""
-        found = []
-        for n, (slot, generation) in enumerate(ids):
-            found.append(None)
-            if slot == -1 or (mask is not None and not mask[n]):
-                continue
-            if not 0 <= slot < self.capacity:
-                self.fault |= OUT_OF_RANGE
-                continue
-            row = self.at(slot)
-            if row is None or row.removed or row.dummy or row.generation != generation:
-                late = self.generation(0, len(self.lanes[0])) - generation
-                self.fault |= STALE if late % 2**32 < 2**15 else FOREIGN
-            else:
-                found[-1] = row
-        return found
+        return self.lanes[lane], self.in_lane(lane, step)
 
     def newest(self, count):
         """Slots of the newest rows of environments that step together, whatever became of them.
@@ -236,34 +77,6 @@ class Oracle:
             lanes = range(first, first + self.lanes_of_shard)
             rows = sorted((at, lane) for lane in lanes for at in self.there(lane))
             found |= {self.slot(lane, at) for at, lane in rows[-(count // self.shards) :]}
-        return found
-
-    # The parts of a row that a view may read.
-
-    def ahead(self, slot, steps, cross=False):
-        """The rows from a slot on."""
-        rows, at = self.place(slot)
-        found = []
-        for row in rows[at:]:
-            if row.dummy and cross:
-                continue
-            if row.removed or row.dummy or len(found) == steps:
-                break
-            found.append(row)
-            if row.end and not cross:
-                break
-        return found
-
-    def back(self, slot, steps):
-        """The rows up to a slot, no further back than its episode, the newest last."""
-        rows, at = self.place(slot)
-        found = [rows[at]]
-        oldest = max(0, len(rows) - self.length)
-        while len(found) < steps and at > oldest:
-            at -= 1
-            if rows[at].end or rows[at].removed or rows[at].dummy:
-                break
-            found.insert(0, rows[at])
         return found
 
     def neighbours(self, name, steps):

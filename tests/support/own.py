@@ -48,6 +48,12 @@ class Hot(Sampler):
     def remove(self, index, ring, slots):
         return self._set(index, ring, slots, jnp.zeros(slots.shape, bool))[0]
 
+    def take_over(self, index, ring, slots, origin):
+        if not isinstance(origin.sampler, Hot):
+            return super().take_over(index, ring, slots, origin)
+        there = jnp.minimum(origin.slots, origin.index.hot.capacity - 1)
+        return self._set(index, ring, slots, bit_tree.read(origin.index.hot, there))
+
     def can_sample(self, index, ring):
         return ring.live() > 0
 

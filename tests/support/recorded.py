@@ -106,7 +106,7 @@ def next_observation(oracle, slot):
     """Return the successor of a row: the row behind it, if that is of the same episode."""
     rows, at = oracle.place(slot)
     last = rows[at].end or at == len(rows) - 1
-    return rows[at].item + 1000 if last else rows[at + 1].item + 500
+    return rows[at].number + 1000 if last else rows[at + 1].number + 500
 
 
 def agrees(state, oracle, following):
@@ -121,7 +121,7 @@ def agrees(state, oracle, following):
             assert led_to.mask[at]
             assert led_to.data.next_observation[at] == next_observation(oracle, slot), n
     rows = {slot: oracle.at(slot) for slot in oracle.stored()}
-    expected = {s: (r.item, r.generation, r.terminated, r.truncated) for s, r in rows.items()}
+    expected = {s: (r.number, r.generation, r.terminated, r.truncated) for s, r in rows.items()}
     assert found == expected
     wanted = likely(oracle, state.sampler)
     for at in zip(*np.nonzero(batch.mask), strict=True):

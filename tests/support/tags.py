@@ -31,9 +31,14 @@ def all_of(tag):
         tags.new = fixed
 
 
+def new_tag():
+    """The tag that a new buffer gets."""
+    return tags.new()
+
+
 def generation(lap):
     """The generation of rows of a lap, int32 as JAX adds it."""
-    return (tags.new() + lap + 2**31) % 2**32 - 2**31
+    return (new_tag() + lap + 2**31) % 2**32 - 2**31
 
 
 tags.new = functools.partial(int, 0)

@@ -36,8 +36,8 @@ def likely(history, slot, view, live=None):
     """Return the probability of each row to be the goal of a relabelled row, by its number."""
     shares = ((view.strategy, 1),) if isinstance(view.strategy, str) else view.strategy
     total, found = sum(share for _, share in shares), collections.defaultdict(float)
-    ahead = [row.item for row in history.ahead(slot, ALL)]
-    before = [row.item for row in history.back(slot, ALL)[:-1]]
+    ahead = [row.number for row in history.ahead(slot, ALL)]
+    before = [row.number for row in history.back(slot, ALL)[:-1]]
     far = ahead[min(view.nearest, len(ahead) - 1) :]
     each = [1 / len(far)] * len(far)
     if view.discount is not None:
@@ -46,7 +46,7 @@ def likely(history, slot, view, live=None):
     rows = {"final": ahead[-1:], "current": ahead[:1], "episode": before + ahead}
     for word, share in shares:
         if word == "random":
-            rows[word] = live or [history.at(stored).item for stored in history.stored()]
+            rows[word] = live or [history.at(stored).number for stored in history.stored()]
         if word != "future":
             far, each = rows[word], [1 / len(rows[word])] * len(rows[word])
         for number, chance in zip(far, each, strict=True):
@@ -81,13 +81,13 @@ def test_goals_are_of_the_same_episode(strategy, shape, autoreset):
     key = jax.random.key(7)
     for oracle, slot, reading in every(view, shape, autoreset, key, count=120):
         row, item = oracle.at(slot), reading.data.item
-        expected = item_of(row.item)
+        expected = item_of(row.number)
         chosen.append(bool(reading.data.relabelled))
         if chosen[-1]:
             source = item["goal"]["level"]
             assert int(source) in likely(oracle, slot, view)
             expected["goal"] = item_of(source)["achieved_goal"]
-            expected["reward"] = np.float32(256 * row.item + source + 0.5)
+            expected["reward"] = np.float32(256 * row.number + source + 0.5)
         jax.tree.map(np.testing.assert_array_equal, item, expected)
         assert reading.flags & 3 == row.terminated + 2 * row.truncated
     assert 0 < np.mean(chosen) < 1
@@ -311,8 +311,8 @@ def check(history, view, slots, data):
     rewards = np.asarray(data.item["reward"]).reshape(-1, copies)
     relabelled = np.asarray(data.relabelled).reshape(-1, copies)
     observed = np.asarray(data.item["observation"])
-    live = [history.at(stored).item for stored in history.stored()]
-    numbers = {slot: history.at(slot).item for slot in set(slots.tolist())}
+    live = [history.at(stored).number for stored in history.stored()]
+    numbers = {slot: history.at(slot).number for slot in set(slots.tolist())}
     number = np.array([numbers[slot] for slot in slots.tolist()])
     np.testing.assert_array_equal(observed, number)
     number = np.broadcast_to(number[:, None], levels.shape)

@@ -25,12 +25,12 @@ VIEW = fbuf.ReturnToGo(GAMMA)
 def test_return_to_go(shape, autoreset):
     for oracle, slot, reading in every(VIEW, shape, autoreset):
         rows = oracle.ahead(slot, ALL)
-        rewards = [float(item_of(row.item)["reward"]) for row in rows]
+        rewards = [float(item_of(row.number)["reward"]) for row in rows]
         expected = sum(GAMMA**k * reward for k, reward in enumerate(rewards))
         data = reading.data
         np.testing.assert_allclose(data.return_to_go, expected, rtol=1e-5, atol=1e-5)
         assert data.complete == rows[-1].end
-        assert data.item["observation"] == rows[0].item
+        assert data.item["observation"] == rows[0].number
         assert reading.flags & 3 == rows[-1].terminated + 2 * rows[-1].truncated
 
 

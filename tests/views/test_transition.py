@@ -47,15 +47,15 @@ class Kept(Pair):
         ]
         # With one head the order of all lanes counts, and all lanes have as many rows.
         for _, _, row in sorted(new, key=lambda entry: entry[:2]):
-            self.led_to[row.item] = -row.item if row.end else row.item + self.oracle.envs
-            self.ended += [row.item] if row.end else []
+            self.led_to[row.number] = -row.number if row.end else row.number + self.oracle.envs
+            self.ended += [row.number] if row.end else []
 
     def end(self, rng):
         opened = [
             rows[-1] for rows in self.oracle.lanes if rows and not (rows[-1].end or rows[-1].dummy)
         ]
         super().end(rng)
-        self.ended += [row.item for row in opened if row.end]
+        self.ended += [row.number for row in opened if row.end]
 
     def clear(self):
         super().clear()
@@ -68,10 +68,10 @@ class Kept(Pair):
             room = self.state.next_obs.owner.shape[0] - self.oracle.envs
             if not ring.lockstep:  # a ring for each lane
                 room //= self.oracle.envs
-                ended = [n for n in ended if (n - row.item) % self.oracle.envs == 0]
-            if row.item not in ended[-room:]:
+                ended = [n for n in ended if (n - row.number) % self.oracle.envs == 0]
+            if row.number not in ended[-room:]:
                 return None
-        return self.led_to[row.item]
+        return self.led_to[row.number]
 
 
 def check_transitions(pair):
@@ -81,10 +81,10 @@ def check_transitions(pair):
     for at, slot in enumerate(slots):
         row = pair.oracle.at(slot)
         led_to, data = pair.expected(row), jax.tree.map(lambda x, at=at: x[at], made.data)
-        assert data.item["observation"]["at"] == row.item
+        assert data.item["observation"]["at"] == row.number
         assert made.known[at] == (led_to is not None)
         if led_to is None:
-            lost, led_to = True, row.item
+            lost, led_to = True, row.number
         jax.tree.map(
             np.testing.assert_array_equal, data.next_observation, item_of(led_to)["observation"]
         )
@@ -127,9 +127,9 @@ def check_n_steps(pair, n):
         assert made.known[at] == (led_to is not None)
         if led_to is None:  # nothing counts, and the next observation is the row's own
             assert (data.reward, data.steps, data.discount) == (0, 1, 0)
-            led_to = rows[0].item
+            led_to = rows[0].number
         else:
-            assert data.reward == sum(GAMMA**k * (row.item % 7) for k, row in enumerate(rows))
+            assert data.reward == sum(GAMMA**k * (row.number % 7) for k, row in enumerate(rows))
             assert data.steps == len(rows)
             assert data.discount == (0 if rows[-1].terminated else GAMMA ** len(rows))
         jax.tree.map(

@@ -97,14 +97,14 @@ def check_n_step(view, shape, autoreset, key=None):
         assert min(fewest, len(rows)) <= data.steps <= len(rows)
         drawn.add(int(data.steps))
         rows = rows[: int(data.steps)]
-        rewards = [item_of(row.item)["reward"] for row in rows]
+        rewards = [item_of(row.number)["reward"] for row in rows]
         expected = sum(GAMMA**k * float(r) for k, r in enumerate(rewards))
         np.testing.assert_allclose(data.reward, expected, rtol=1e-5, atol=1e-5)
         assert data.discount == (0 if rows[-1].terminated else np.float32(GAMMA) ** len(rows))
         np.testing.assert_array_equal(
-            data.next_observation, item_of(rows[-1].item)["next_observation"]
+            data.next_observation, item_of(rows[-1].number)["next_observation"]
         )
-        assert data.item["observation"] == rows[0].item
+        assert data.item["observation"] == rows[0].number
         assert reading.flags & 3 == rows[-1].terminated + 2 * rows[-1].truncated
     assert set(range(fewest, most + 1)) <= drawn
 
@@ -180,7 +180,7 @@ def test_sequence(shape, autoreset, boundary):
         flags = [row.terminated + 2 * row.truncated for row in rows] + [0] * (6 - len(rows))
         assert (reading.flags & 3).tolist() == flags
         for k in range(6):
-            expected = item_of(rows[k].item if there[k] else 0)
+            expected = item_of(rows[k].number if there[k] else 0)
             for name in ("observation", "next_observation", "reward", "image"):
                 zero = np.zeros_like(expected[name])
                 given = expected[name] if there[k] else zero
@@ -194,15 +194,15 @@ def test_sequence(shape, autoreset, boundary):
                 assert data.is_first[k] == (len(lane) < oracle.length)
             else:
                 assert not data.is_first[k]
-        np.testing.assert_array_equal(data.state, item_of(rows[0].item)["next_observation"])
+        np.testing.assert_array_equal(data.state, item_of(rows[0].number)["next_observation"])
 
 
 def check_frame_stack(view, shape, autoreset):
     for oracle, slot, reading in every(view, shape, autoreset):
         rows = oracle.back(slot, view.k)
         rows = [rows[0]] * (view.k - len(rows)) + rows
-        expected = item_of(rows[-1].item)
-        frames = [item_of(row.item)[view.field] for row in rows]
+        expected = item_of(rows[-1].number)
+        frames = [item_of(row.number)[view.field] for row in rows]
         expected[view.field] = np.stack(frames, -1)
         jax.tree.map(np.testing.assert_array_equal, reading.data, expected)
 
@@ -226,13 +226,13 @@ def check_window(view, shape, autoreset):
         rows = oracle.back(slot, 9)
         now = len(rows) - 1
         rows += oracle.ahead(slot, 9)[1:]
-        data, expected = reading.data, item_of(rows[now].item)
+        data, expected = reading.data, item_of(rows[now].number)
         parts = lambda tree: {"goal.place": tree["goal"]["place"], **tree}
         for name, offsets in view.offsets:
             there = [0 <= now + n < len(rows) for n in offsets]
             assert data.valid[name].tolist() == there
             nearest = [rows[min(max(now + n, 0), len(rows) - 1)] for n in offsets]
-            steps = [parts(item_of(row.item))[name] for row in nearest]
+            steps = [parts(item_of(row.number))[name] for row in nearest]
             if view.pad == "zero":
                 steps = [
                     jax.tree.map(lambda x, t=t: np.where(t, x, np.zeros_like(x)), step)

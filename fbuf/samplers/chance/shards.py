@@ -14,6 +14,7 @@ from fbuf.samplers.chance import random_bits, wide
 from fbuf.samplers.chance.wide import Wide
 from fbuf.trees import sum_tree
 from fbuf.trees.sum_tree import Points
+from fbuf.xla.across import largest as largest
 from fbuf.xla.tie import tie
 
 _CHOICE = 2
