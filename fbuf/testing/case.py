@@ -152,6 +152,9 @@ def histories(
             here.done.append("add")
             with here.doing("an operation on the buffer"):
                 pair.add(STEPS[0], rng, often, plain=True)  # so that there is a row in the end
+                if pair.keeps_priorities:
+                    pair.update(rng, 2, twice=True)
+                    here.done.append("update")
             yield here, pair, rng
     if not served:
         case.fail(f"fbuf.init refuses every shape; the last one with: {refused}", refused)

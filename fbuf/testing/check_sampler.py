@@ -19,6 +19,8 @@ from fbuf.testing.oracle import Oracle
 from fbuf.testing.pair import Pair, rows
 
 BATCH = 16
+_FEW = 4
+"""The draws of a batch of an epoch, which so has several."""
 _MANY = 2**14
 """The draws whose counts are compared with probabilities."""
 
@@ -261,8 +263,8 @@ def _epoch(case: Case, pair: Pair) -> None:
     """Require that an epoch has no row twice, and as many as the sampler says."""
     size = int(pair.sampler.epoch_size(pair.state.index, pair.state.ring))
     drawn: list[int] = []
-    for step in range(-(-size // BATCH)):
-        batch = jax.device_get(_look(pair.state, jax.random.key(0), BATCH, step))[0]
+    for step in range(-(-size // _FEW)):
+        batch = jax.device_get(_look(pair.state, jax.random.key(0), _FEW, step))[0]
         drawn += batch.ids.slot[batch.mask].tolist()
     case.require(len(set(drawn)) == len(drawn), "a row comes twice in an epoch")
     case.require(len(drawn) == size, f"an epoch has {len(drawn)} rows, and epoch_size says {size}")

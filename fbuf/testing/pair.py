@@ -190,11 +190,13 @@ class Pair:
             self.oracle.remove(ids, mask)
             self.state = self.operations.remove(self.state, self.named(ids), mask=mask)
 
-    def update(self, rng: np.random.Generator, count: int = 3, odd: bool = False) -> None:
-        """Give some rows new priorities."""
-        ids = self.ids(rng, count, odd)
+    def update(
+        self, rng: np.random.Generator, count: int = 3, odd: bool = False, twice: bool = False
+    ) -> None:
+        """Give some rows new priorities; with `twice` each gets two, and the last one counts."""
+        ids = self.ids(rng, count, odd) * (1 + twice)
         if ids and self.keeps_priorities:
-            mask = rng.random(len(ids)) < 0.7
+            mask = (rng.random(len(ids)) < 0.7) | twice
             values = [0.0, 1.0, 3.0, 50.0] + [float("nan"), float("inf"), -1.0] * odd
             new = rng.choice(values, len(ids)).astype(np.float32)
             self.oracle.update_priority(ids, new.tolist(), mask)
