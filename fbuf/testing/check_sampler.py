@@ -90,7 +90,7 @@ def check_sampler(
         ...     testing.check_sampler(fbuf.Uniform(), law=newest, **options)
         ... except AssertionError as error:
         ...     print(str(error).partition(". ")[0][-47:])
-        probability 0.333333, and the law says 0.000000
+        probability 0.166667, and the law says 0.000000
     """
     if sampler.is_queue or sampler.places:
         kind = "a queue" if sampler.is_queue else "one that chooses the slots of new rows"

@@ -94,7 +94,7 @@ def check_view(
         >>> try:
         ...     testing.check_view(fbuf.Item(("reward",)), expected=expected, **options)
         ... except AssertionError as error:
-        ...     print(str(error).partition(". ")[0][-36:])
+        ...     print(str(error).partition(". ")[0][-37:])
         is another tree than the expected one
     """
     if view.is_random and expected is not None:
@@ -142,12 +142,7 @@ def _agree(
         other = jax.device_get(_all(pair.state, view, key, not view.is_random))
     capacity, stored = pair.oracle.capacity, pair.oracle.stored()
     axis = 1 if view.time_major else 0
-    for leaf in jax.tree.leaves(batch.data):
-        case.require(
-            leaf.ndim > axis and leaf.shape[axis] == capacity,
-            f"a leaf of its data is {leaf.dtype}{list(leaf.shape)}, and axis {axis} should be "
-            f"that of the {capacity} rows",
-        )
+    _has_axis(case, batch, axis, capacity)
     for slot in range(capacity):
         if slot not in stored:
             case.require(not batch.mask[slot], f"slot {slot} holds no row, and is not masked")
@@ -165,6 +160,16 @@ def _agree(
         if expected is not None:
             _compare(case, batch, slot, axis, expected(pair.oracle, slot))
     return batch
+
+
+def _has_axis(case: Case, batch: Any, axis: int, rows: int) -> None:
+    """Require that each leaf has the axis of the batch."""
+    for leaf in jax.tree.leaves(batch.data):
+        case.require(
+            leaf.ndim > axis and leaf.shape[axis] == rows,
+            f"a leaf of its data is {leaf.dtype}{list(leaf.shape)}, and axis {axis} should be "
+            f"that of the {rows} rows",
+        )
 
 
 def _part(batch: Any, at: Any, axis: int) -> Any:
@@ -207,6 +212,7 @@ def _drawn(case: Case, pair: Pair, view: View[Any], key: Any, batch: Any) -> Non
     axis = 1 if view.time_major else 0
     with case.doing("fbuf.sample"):
         drawn = jax.device_get(fbuf.sample(pair.state, key, forms.BATCH, view=view, step=step))
+    _has_axis(case, drawn, axis, forms.BATCH)
     for at in np.flatnonzero(drawn.mask):
         slot = int(drawn.ids.slot[at])
         one, other = _part(drawn, at, axis), _part(batch, slot, axis)
@@ -224,6 +230,7 @@ def _on_the_host(case: Case, pair: Pair, view: View[Any], key: Any, batch: Any) 
         found = jax.device_get(store.read(ids, view=view, key=key))
     axis = 1 if view.time_major else 0
     case.close(found.mask, batch.mask, "rows on the host are masked otherwise")
+    _has_axis(case, found, axis, pair.oracle.capacity)
     for slot in np.flatnonzero(batch.mask):
         one, other = _part(found, slot, axis), _part(batch, slot, axis)
         case.close(one, other, f"slot {slot} has another result if the rows lie on the host")

@@ -64,7 +64,7 @@ CASES = {
     "item": (fbuf.Item(), {"expected": the_row}),
     "sequence": (fbuf.Sequence(3, boundary="pad"), {"expected": steps}),
     "transition": (fbuf.Transition(), {"expected": led_to, **NEXT}),
-    "time_major": (fbuf.Sequence(3, time_major=True), {}),
+    "time_major": (fbuf.Sequence(3, boundary="pad", time_major=True), {}),
     "frames": (fbuf.FrameStack(3, field="observation"), {}),
     "window": (fbuf.Window({"observation": (-1, 0, 2)}), {}),
     "return": (fbuf.ReturnToGo(0.9), {}),
