@@ -13,7 +13,7 @@ import numpy as np
 
 from fbuf_adapters.datasets._buffers import Buffer
 from fbuf_adapters.datasets._errors import DatasetError
-from fbuf_adapters.datasets._fields import NEXT, Array, Casts, named, native, within
+from fbuf_adapters.datasets._fields import NEXT, Array, Casts, named, native, refuse_foreign, within
 from fbuf_adapters.datasets._source import Block, RowFlags, Source
 
 _MOST_ROWS = 2**14
@@ -87,7 +87,8 @@ def chunks(
         for name, leaf in fields.items()
     ]
     targets += [(leaf, name, False) for name, leaf in kept.items()]
-    filled = first = ends = episode = 0
+    filled = first = episode = 0
+    counted = dict.fromkeys(("rows", "ends", "unknown", "stands_in"), 0)
 
     def place(ended: Array, at: int, row: int) -> str:
         """Return the place of a row in words."""
@@ -98,11 +99,10 @@ def chunks(
         ended, at = block.flags.ended, 0
         rows, count = len(ended), int(ended.sum())
         episode = episode if block.episode is None else block.episode
-        for what, found, said in (
-            ("rows", first + rows, source.rows),
-            ("ends", ends + count, source.ends),
-        ):
-            if found > said:
+        here = [np.broadcast_to(flag, rows).sum() for flag in block.flags[2:]]
+        for what, more in zip(counted, (rows, count, *map(int, here)), strict=True):
+            counted[what] += more
+            if counted[what] > (said := getattr(source, what)):
                 raise DatasetError(
                     f"{source.where}: {what} of the source is {said}, and its blocks have more"
                 )
@@ -125,7 +125,7 @@ def chunks(
             if filled == size:
                 yield Chunk(items, next_observation, flags, size)
                 filled = 0
-        first, ends, episode = first + rows, ends + count, episode + count
+        first, episode = first + rows, episode + count
     if first < source.rows:
         raise DatasetError(
             f"{source.where}: rows of the source is {source.rows}, and its blocks have {first}"
@@ -145,4 +145,5 @@ def _array(at: str, block: Block, name: str, of_row: bool, shape: tuple[int, ...
         raise DatasetError(
             f"{at}: {called} of the block must have {name!r} as an array {wanted}, got {got}"
         )
+    refuse_foreign(at, f"{called}[{name!r}]", leaves[name])
     return native(leaves[name])

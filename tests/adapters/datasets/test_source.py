@@ -120,6 +120,11 @@ def shorter(block):
     return Block(block.fields, block.following, RowFlags(*(flag[1:] for flag in block.flags[:2])))
 
 
+def masked(block):
+    fields = block.fields | {"action.0": np.ma.masked_less(block.fields["action.0"], 1)}
+    return Block(**{**vars(block), "fields": fields})
+
+
 REFUSED = {
     "few": ({"rows": ROWS + 1}, "load: rows of the source is 42, and its blocks have 41"),
     "many": ({"rows": ROWS - 1}, "load: rows of the source is 40, and its blocks have more"),
@@ -140,6 +145,15 @@ REFUSED = {
         "array (29,), got (30,)",
     ),
     "none": ({"rows": 0}, "load: the data set has no rows"),
+    "unknown": (
+        {"lacking": True, "unknown": 0, "stands_in": 0},
+        "load: unknown of the source is 0, and its blocks have more",
+    ),
+    "masked": (
+        {"change": masked},
+        "load: episode 0, row 0 of the data set: fields['action.0'] is a masked array, whose mask "
+        "would be lost; leave the masked rows out, and give .data of the rest",
+    ),
 }
 
 
