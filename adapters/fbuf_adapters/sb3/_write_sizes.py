@@ -12,7 +12,7 @@ _CALLS = 64
 """The most calls of a small program for one write."""
 
 _SPARED = 2000
-"""The calls that a program more would have spared by now, once it is worth compiling."""
+"""The calls that were more, or of more steps, than needed; from there on each size has its own."""
 
 _PADDED = 16
 """The most steps to write in place of one."""
@@ -30,20 +30,20 @@ class WriteSizes:
 
         Args:
             count: The number of steps to write, at least 1.
-            room: The largest size that there may be.
+            room: The largest size to pad to.
         """
         size = self._chosen(count, room)
         self._known.add(size)
-        self._spared += size < count
+        self._spared += size != next(s for s in SIZES if s >= count)
         return size
 
     def _chosen(self, count: int, room: int) -> int:
         exact = next(size for size in SIZES if size >= count)
+        if self._spared >= _SPARED:
+            return exact
         padded = [size for size in self._known if count <= size <= min(_PADDED * count, room)]
         if padded:
             return min(padded)
-        if self._spared >= _SPARED:
-            return exact
         small = [size for size in self._known if size < count <= _CALLS * size]
         if small:
             return max(small)
