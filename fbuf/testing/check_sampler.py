@@ -45,7 +45,7 @@ def check_sampler(
     - a draw changes nothing, and the same key gives the same batch.
     - `batch.probability` is what `fbuf.probability` says, and what `law` says.
     - a batch is masked where `fbuf.can_sample` says that there is nothing to draw.
-    - weights lie between 0 and 1, and no operation sets a fault.
+    - weights lie between 0 and 1, and no operation sets a fault. Weights are not compared.
 
     After each history, counts of draws fit the probabilities; with `without_replacement`, no row
     comes twice in an epoch. A saved and loaded buffer, and one of another capacity (`fbuf.resize`),

@@ -37,6 +37,7 @@ def check_view(
     view: View[Any],
     *,
     expected: Callable[[Oracle, int], Any] | None = None,
+    ends: Callable[[Oracle, int], tuple[Any, Any]] | None = None,
     sampler: Sampler = fbuf.Uniform(),
     rows: Callable[[Any], Any] = rows,
     next_of: str | None = None,
@@ -50,7 +51,7 @@ def check_view(
     Buffers go through random histories of adds, ends of episodes, removals and clears. After each
     operation all stored rows are read through the view. Then it must hold:
 
-    - the result of each row is the one of `expected`.
+    - the result of each row is the one of `expected`, and its flags are those of `ends`.
     - leaves begin with the axis of the batch; with `time_major` it is the second one.
     - slots without a row are masked.
     - a row has one result, whichever rows are read beside it, and whether it was read or drawn. A
@@ -66,7 +67,10 @@ def check_view(
             the data of this row, without an axis for a batch: leaves of NumPy or Python. `ANY` in
             place of a leaf or a subtree is not compared. None says that the view has no result, so
             that the row is masked. Not for random views. Without it the contracts alone are
-            checked: they find no view that reads another step of the same episode.
+            checked: they find no view that reads another row than it should.
+        ends: A function of the oracle and of a slot, as `expected`. It returns the `terminated` and
+            the `truncated` of a batch for this row: bools, or arrays `[T]` of windows. None
+            compares neither, only their shapes.
         sampler: The sampler of the buffers.
         rows: A function that turns integers of any shape into rows, leaves `[*shape, ...]`.
         next_of: As for `fbuf.init`. The next observation is then of the row `leads_to`.
@@ -77,7 +81,7 @@ def check_view(
 
     Raises:
         AssertionError: If the view fails. The message says how, and with which shape and seed.
-        ValueError: If a random view comes with `expected`.
+        ValueError: If a random view comes with `expected` or `ends`.
 
     Cost: some 20 seconds, most of them for compiling.
 
@@ -86,8 +90,10 @@ def check_view(
         >>> from fbuf import testing
         >>> def expected(oracle, slot):
         ...     return testing.rows(oracle.at(slot).number)
+        >>> def ends(oracle, slot):
+        ...     return oracle.at(slot).terminated, oracle.at(slot).truncated
         >>> options = {"shapes": [(None, 6)], "seeds": [0], "operations": 4, "in_place": False}
-        >>> testing.check_view(fbuf.Item(), expected=expected, **options)
+        >>> testing.check_view(fbuf.Item(), expected=expected, ends=ends, **options)
 
         A view that returns something else:
 
@@ -97,18 +103,19 @@ def check_view(
         ...     print(str(error).partition(". ")[0][-37:])
         is another tree than the expected one
     """
-    if view.is_random and expected is not None:
-        raise ValueError(
-            "fbuf.testing.check_view: expected is given, and the view is random; leave expected "
-            "out, and test the law of the view by itself"
-        )
+    for name, model in (("expected", expected), ("ends", ends)):
+        if view.is_random and model is not None:
+            raise ValueError(
+                f"fbuf.testing.check_view: {name} is given, and the view is random; leave {name} "
+                "out, and test the law of the view by itself"
+            )
     case = Case("check_view", view)
     check_static(case)
     wanted, first = list(seeds), True
     found = histories(case, sampler, shapes, wanted, operations, make=rows, next_of=next_of)
     for here, pair, rng in found:
         key = jax.random.key(int(rng.integers(2**31)))
-        batch = _agree(here, pair, view, key, expected)
+        batch = _agree(here, pair, view, key, expected, ends)
         if len(here.done) <= operations:
             continue
         _drawn(here, pair, view, key, batch)
@@ -135,6 +142,7 @@ def _agree(
     view: View[Any],
     key: Any,
     expected: Callable[[Any, int], Any] | None,
+    ends: Callable[[Any, int], Any] | None,
 ) -> Any:
     """Require that each row has the result that it should have; return those of all slots."""
     with case.doing("fbuf.read"):
@@ -148,7 +156,7 @@ def _agree(
             case.require(not batch.mask[slot], f"slot {slot} holds no row, and is not masked")
             continue
         at = slot if view.is_random else capacity - 1 - slot
-        again = _part(other, at, axis)
+        again = _row(other, at, axis)
         case.require(
             batch.mask[slot] == other.mask[at],
             f"slot {slot} is masked or not by the rows that are read beside it",
@@ -156,9 +164,11 @@ def _agree(
         if batch.mask[slot]:
             what = "with the same key" if view.is_random else "beside other rows"
             sentence = f"slot {slot} has another result if it is read again {what}"
-            case.close(_part(batch, slot, axis), again, sentence)
+            case.close(_row(batch, slot, axis), again, sentence)
         if expected is not None:
             _compare(case, batch, slot, axis, expected(pair.oracle, slot))
+        if ends is not None and batch.mask[slot]:
+            _compare_ends(case, _row(batch, slot, axis)[1], slot, ends(pair.oracle, slot))
     return batch
 
 
@@ -170,6 +180,18 @@ def _has_axis(case: Case, batch: Any, axis: int, rows: int) -> None:
             f"a leaf of its data is {leaf.dtype}{list(leaf.shape)}, and axis {axis} should be "
             f"that of the {rows} rows",
         )
+    for name in ("terminated", "truncated"):
+        flags = getattr(batch, name)
+        case.require(
+            flags.ndim in (1, 2) and flags.shape[axis if flags.ndim == 2 else 0] == rows,
+            f"its flags give {name} the shape {list(flags.shape)}, for {rows} rows",
+        )
+
+
+def _row(batch: Any, at: Any, axis: int) -> Any:
+    """Return the data of one row of a batch, and its flags."""
+    flags = [x.take(at, axis if x.ndim == 2 else 0) for x in (batch.terminated, batch.truncated)]
+    return _part(batch, at, axis), flags
 
 
 def _part(batch: Any, at: Any, axis: int) -> Any:
@@ -204,6 +226,16 @@ def _compare(case: Case, batch: Any, slot: int, axis: int, wanted: Any) -> None:
         )
 
 
+def _compare_ends(case: Case, flags: Any, slot: int, wanted: tuple[Any, Any]) -> None:
+    """Require that a row has the expected flags."""
+    for name, found, expected in zip(("terminated", "truncated"), flags, wanted, strict=True):
+        case.require(
+            np.array_equal(found, expected),
+            f"slot {slot} has {name} = {found.tolist()}, and expected is "
+            f"{np.asarray(expected).tolist()}",
+        )
+
+
 def _drawn(case: Case, pair: Pair, view: View[Any], key: Any, batch: Any) -> None:
     """Require that a drawn row has the same result as one that is read by its id."""
     step = 0 if pair.sampler.without_replacement else None
@@ -215,7 +247,7 @@ def _drawn(case: Case, pair: Pair, view: View[Any], key: Any, batch: Any) -> Non
     _has_axis(case, drawn, axis, forms.BATCH)
     for at in np.flatnonzero(drawn.mask):
         slot = int(drawn.ids.slot[at])
-        one, other = _part(drawn, at, axis), _part(batch, slot, axis)
+        one, other = _row(drawn, at, axis), _row(batch, slot, axis)
         case.close(one, other, f"slot {slot} has another result if it is drawn than if it is read")
 
 
@@ -232,5 +264,5 @@ def _on_the_host(case: Case, pair: Pair, view: View[Any], key: Any, batch: Any) 
     case.close(found.mask, batch.mask, "rows on the host are masked otherwise")
     _has_axis(case, found, axis, pair.oracle.capacity)
     for slot in np.flatnonzero(batch.mask):
-        one, other = _part(found, slot, axis), _part(batch, slot, axis)
+        one, other = _row(found, slot, axis), _row(batch, slot, axis)
         case.close(one, other, f"slot {slot} has another result if the rows lie on the host")

@@ -61,7 +61,7 @@ NEXT = {"next_of": "observation"}
 CASES = {
     "surprise": (Surprising(), {"expected": surprises}),
     "n_step": (fbuf.NStep(3, gamma=GAMMA), {"expected": returns, **NEXT}),
-    "item": (fbuf.Item(), {"expected": the_row}),
+    "item": (fbuf.Item(), {"expected": the_row, "ends": lambda *row: ends(*row)}),
     "sequence": (fbuf.Sequence(3, boundary="pad"), {"expected": steps}),
     "transition": (fbuf.Transition(), {"expected": led_to, **NEXT}),
     "time_major": (fbuf.Sequence(3, boundary="pad", time_major=True), {}),
@@ -170,8 +170,30 @@ class NeverEqual(Reward):
     __hash__ = Reward.__hash__
 
 
+class NeverEnds(Reward):
+    """Its flags say that no episode ends."""
+
+    def build(self, layout, rows, seen):
+        made = super().build(layout, rows, seen)
+        return dataclasses.replace(made, flags=jnp.zeros_like(made.flags))
+
+
+class OneFlag(Reward):
+    """Its flags are those of one row."""
+
+    def build(self, layout, rows, seen):
+        made = super().build(layout, rows, seen)
+        return dataclasses.replace(made, flags=made.flags[0])
+
+
+def ends(oracle, slot):
+    return oracle.at(slot).terminated, oracle.at(slot).truncated
+
+
 MODEL = {"expected": rewards}
 MISTAKES = {
+    NeverEnds: ({"ends": ends}, "has terminated = False, and expected is True"),
+    OneFlag: ({}, "has another result if it is read again beside other rows"),
     StepBefore: (MODEL, r"has data\['reward'\] = .*, and expected is"),
     OverEnds: (MODEL, r"has data\['valid'\] = True, and expected is False"),
     OfTheBatch: ({}, "has another result if it is read again beside other rows"),
@@ -180,12 +202,12 @@ MISTAKES = {
     Masks: (MODEL, "is masked, and should not be"),
     NeverEqual: ({}, "not equal to a copy of itself"),
 }
-QUICKLY = (StepBefore, OfTheBatch, NeverEqual)
+QUICKLY = (NeverEnds, StepBefore, OfTheBatch, NeverEqual)
 
 
 @pytest.mark.sweep
 def test_the_view_without_a_mistake():
-    testing.check_view(Reward(), expected=rewards, **{**QUICK, "in_place": True})
+    testing.check_view(Reward(), expected=rewards, ends=ends, **{**QUICK, "in_place": True})
 
 
 @pytest.mark.parametrize(
