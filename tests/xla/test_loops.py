@@ -80,6 +80,7 @@ def test_every_cache_line_of_a_row_is_looked_at(
     [
         (2, 2, 5),
         (3, 1000),  # in parts, the last of which overlaps
+        (0,),
         *(pytest.param(s, marks=pytest.mark.sweep) for s in ((1,), (4, 256), (5000,))),
     ],
 )

@@ -185,7 +185,7 @@ def _turns(keys: jax.Array, count: int) -> tuple[Callable[..., jax.Array], int]:
         every = jax.vmap(lambda key: _threefry(key, jnp.uint32(0), count))
         return lambda *_: every(keys), 1
     part = min(count, _IN_ONE_THREAD)
-    parts = -(-count // part)
+    parts = -(-count // max(part, 1))
 
     def turn(i: jax.Array, made: jax.Array) -> jax.Array:
         key = lax.div(i, jnp.int32(parts)) if len(keys) > 1 else jnp.int32(0)
