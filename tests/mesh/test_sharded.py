@@ -439,6 +439,11 @@ REFUSED = [
         "fbuf.sample: over a mesh there is no count; leave it out",
     ),
     (
+        lambda m: fbuf.draw(small(m), jax.random.key(0), 8, count=4),
+        ValueError,
+        "fbuf.draw: over a mesh there is no count",
+    ),
+    (
         lambda m: fbuf.remove(small(m), NOBODY, episodes=True),
         ValueError,
         "fbuf.remove: over a mesh there is no episodes",
