@@ -66,14 +66,14 @@ from fbuf.ops.uses import uses as uses
 from fbuf.ops.write import write as write
 from fbuf.pace import Pace as Pace
 from fbuf.pace import PaceCounter as PaceCounter
-from fbuf.samplers.public import *  # noqa: F403
+from fbuf.samplers.public import *  # noqa: F403 (each name is written once, there)
 from fbuf.state import Batch as Batch
 from fbuf.state import Rollout as Rollout
 from fbuf.state import Sample as Sample
 from fbuf.state import State as State
 from fbuf.storage.faults import Fault as Fault
 from fbuf.storage.ids import Ids as Ids
-from fbuf.views.public import *  # noqa: F403
+from fbuf.views.public import *  # noqa: F403 (each name is written once, there)
 
 if TYPE_CHECKING:
     from fbuf import host as host

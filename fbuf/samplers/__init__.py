@@ -20,7 +20,7 @@ from fbuf.samplers.protocol.sampler import Origin as Origin
 from fbuf.samplers.protocol.sampler import Sampler as Sampler
 from fbuf.samplers.protocol.windows import WindowedSampler as WindowedSampler
 from fbuf.samplers.protocol.wrapper import Wrapper as Wrapper
-from fbuf.samplers.public import *  # noqa: F403
+from fbuf.samplers.public import *  # noqa: F403 (each name is written once, there)
 from fbuf.storage.ring import DUMMY as DUMMY
 from fbuf.storage.ring import REMOVED as REMOVED
 from fbuf.storage.ring import TERMINATED as TERMINATED

@@ -13,7 +13,7 @@ from fbuf.storage.ring import TRUNCATED as TRUNCATED
 from fbuf.views.protocol import Reading as Reading
 from fbuf.views.protocol import Request as Request
 from fbuf.views.protocol import View as View
-from fbuf.views.public import *  # noqa: F403
+from fbuf.views.public import *  # noqa: F403 (each name is written once, there)
 from fbuf.views.reader import Reader as Reader
 from fbuf.views.steps import Steps as Steps
 from fbuf.views.steps import following as following

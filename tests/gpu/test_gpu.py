@@ -42,7 +42,7 @@ def test_on_a_gpu(name):
     check = CHECKS[name]
     found = checks.ask(check, checks.Device("cuda", False, SECONDS))
     if found["verdict"] == LEFT:
-        pytest.skip(found["text"])
+        pytest.skip(found["text"])  # what this machine lacks, in words
     if found["verdict"] == FAILS and check.kind != PROMISE:
         pytest.xfail(f"this {check.kind} does not show here: {found['text']}")
     assert found["verdict"] == HOLDS, found["text"]

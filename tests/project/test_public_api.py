@@ -77,7 +77,7 @@ PACKAGES = sorted(path.parent.name for path in ROOT.glob("adapters/fbuf_adapters
     ],
 )
 def test_dir_of_a_package_shows_its_public_names(name):
-    module = pytest.importorskip(name, exc_type=ImportError)
+    module = pytest.importorskip(name, exc_type=ImportError)  # its library may not be installed
     assert dir(module) == sorted(module.__all__)
     assert all(hasattr(module, name) for name in dir(module))
 
@@ -116,7 +116,7 @@ def shown(source):
     ],
 )
 def test_an_editor_completes_the_names_that_dir_shows(name):
-    module = pytest.importorskip(name, exc_type=ImportError)
+    module = pytest.importorskip(name, exc_type=ImportError)  # its library may not be installed
     assert shown(pathlib.Path(module.__file__).read_text()) == set(dir(module))
 
 
