@@ -11,7 +11,7 @@ import warnings
 
 import jaxlib.version
 
-VERSION = "0.3.0"
+VERSION = "0.4.0"
 
 _LEFT_OUT = {
     # https://github.com/jax-ml/jax/issues/39103 and the next one

@@ -19,7 +19,7 @@ from fbuf.storage.ring import Ring
 from fbuf.storage.store import Item, Storage
 
 
-@pytree(eq=False, repr=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class State(Uncompared, Generic[Item]):
     """A replay buffer: one immutable pytree, made by `fbuf.init`.
 
@@ -70,7 +70,7 @@ class State(Uncompared, Generic[Item]):
                     f"'State' object has no attribute {name!r}", name=name, obj=self
                 )
             arrays, form = self.__dict__["_held"]
-            self.__dict__.update(vars(form.structure.unflatten(arrays)))
+            self.__dict__.update(form.fields(arrays))
             return self.__dict__[name]
 
     def __dir__(self) -> list[str]:

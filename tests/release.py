@@ -3,7 +3,7 @@
     python tests/release.py               two environments: the core; PyTorch and two extras more
     python tests/release.py --quick       the same, with one small example
     python tests/release.py --all         an environment for each extra
-    python tests/release.py --tag v0.3.0  first check that this tag may publish this version
+    python tests/release.py --tag v0.4.0  first check that this tag may publish this version
 
 Each environment is new, and lies outside the clone. The core is installed from the source
 distribution, and the rest from the wheel. The versions are those of `requirements.lock`. In each

@@ -467,7 +467,7 @@ def _result(arrays: Any, rest: Any, form: Form) -> Any:
     """Return what an operation returns: a state, something else, or both."""
     if arrays is None:
         return rest
-    state = holding(arrays, form)
+    state = holding(form, arrays)
     return state if rest is None else (state, rest)
 
 

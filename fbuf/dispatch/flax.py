@@ -6,6 +6,7 @@ otherwise. So `fbuf.init` registers the state where flax is loaded by then.
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Any
 
@@ -50,10 +51,11 @@ def _from_state_dict(target: Any, saved: dict[str, Any]) -> Any:
 
 
 def _named(tree: Any) -> tuple[dict[str, Any], Any]:
-    """Return the leaves by their path, as `ring.flags`, and the structure."""
+    """Return the leaves by their path, as `ring.flags` or `storage.wide.0`, and the structure."""
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
-    name = jax.tree_util.keystr
-    return {name(path, simple=True, separator="."): leaf for path, leaf in leaves}, structure
+    names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves]
+    names = [re.sub(r"\[(\d+)\]", r".\1", name) for name in names]
+    return {name: leaf for name, (_, leaf) in zip(names, leaves, strict=True)}, structure
 
 
 def _is_placed(like: Any) -> bool:

@@ -15,7 +15,7 @@ from jax import lax
 
 import fbuf
 from fbuf.dispatch import parse
-from fbuf.dispatch.flat_state import Form, held
+from fbuf.dispatch.flat_state import Form, held, holding
 from fbuf.host.checkpoint_rows import SavedRows
 from fbuf.host.row_arrays import Rows as HostRows
 from fbuf.ops.newest_ids import newest
@@ -81,12 +81,11 @@ class BatchPrograms:
             view: The view.
             batch_size: As for `fbuf.sample`.
         """
-        unflatten = form.structure.unflatten
-        index = unflatten(range(form.structure.num_leaves))
+        index = holding(form, tuple(range(form.structure.num_leaves)))
         layouts, in_order = layouts_of(index), index.sampler.without_replacement
 
         def draw(arrays: Any, key: Any, beta: Any, step: Any, count: Any) -> tuple[Any, ...]:
-            state = unflatten(arrays)
+            state = holding(form, arrays)
             drawn, view_key = planned(state, key, beta, step, batch_size, view, count)
             requested = request_rows(state, drawn.slots, drawn.mask, view, view_key)[0]
             leaves, self._drawn[_x64()] = jax.tree.flatten((drawn, requested))

@@ -24,5 +24,5 @@ def __getattr__(name: str) -> Any:
     """Refuse a name of an earlier version."""
     if name == "Look":
         # An AttributeError would lose this text in `from fbuf.views import Look`.
-        raise ImportError("fbuf.views.Look is named fbuf.views.Request since version 0.3")
+        raise ImportError("fbuf.views.Look is named fbuf.views.Request since version 0.4")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 import tempfile
@@ -128,7 +129,7 @@ def test_priorities_alone_are_floats():
 
 def test_kept_next_observations_count():
     state = filled(fbuf.Uniform(), next_of="wide")
-    change = lambda s: s.__class__(**(vars(s) | {"next_obs": cast(s.next_obs)}))
+    change = lambda s: dataclasses.replace(s, next_obs=cast(s.next_obs))
     assert "state.next_obs.rows.wide[0]" in refused(
         fbuf.size, jax.tree.map(jnp.copy, state), change
     )

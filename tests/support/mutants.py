@@ -501,10 +501,12 @@ MUTANTS = [
     ),
     *of(
         "dispatch/flat_state.py",
-        ("if structure == self.structure else", "if True else", "door", ("test_resize.py", "smaller")),
+        ("if form is self else", "if True else", "door", ("test_resize.py", "smaller")),
+        ("form = _forms.get((structure, sampler))", "form = None", "door", ("test_flat_state.py", "lost")),
+        ("GetAttrKey(_NAMES[first.idx])", "GetAttrKey(_NAMES[0])", "door", ("test_flat_state.py", "names_of_their")),
         ("donate_argnums=0 if donate else ()", "donate_argnums=()", "door", EAGER),
-        ("self.programs.get((plain, donate))", "None", "door", ("test_held.py", "programs")),
-        ("found = state.__dict__.get(\"_held\")", "found = None", "door", ("test_held.py", "alone")),
+        ("self.programs.get((plain, donate))", "None", "door", ("test_flat_state.py", "programs")),
+        ("found = state.__dict__.get(\"_held\")", "found = None", "door", ("test_flat_state.py", "alone")),
     ),
     *of(
         "dispatch/parse.py",

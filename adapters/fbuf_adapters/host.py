@@ -1,0 +1,5 @@
+"""The old name of `fbuf.host`."""
+
+raise ImportError(
+    "fbuf_adapters.host is named fbuf.host since version 0.4: from fbuf.host import HostStore"
+)
