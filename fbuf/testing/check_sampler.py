@@ -45,7 +45,8 @@ def check_sampler(
     - a draw changes nothing, and the same key gives the same batch.
     - `batch.probability` is what `fbuf.probability` says, and what `law` says.
     - a batch is masked where `fbuf.can_sample` says that there is nothing to draw.
-    - weights lie between 0 and 1, and no operation sets a fault. Weights are not compared.
+    - weights lie between 0 and 1, and a likelier row of a batch has no larger weight.
+    - no operation sets a fault.
 
     After each history, counts of draws fit the probabilities; with `without_replacement`, no row
     comes twice in an epoch. A saved and loaded buffer, and one of another capacity (`fbuf.resize`),
@@ -163,6 +164,7 @@ def _agree(
     )
     case.require((likely >= 0).all() and likely.sum() < 1.001, "probabilities sum to more than 1")
     if not sampler.notes_draws:  # a batch of such a one has rows that came for other reasons
+        _importance(case, batch.probability[batch.mask], weight[batch.mask])
         for slot, p in zip(batch.ids.slot[batch.mask], batch.probability[batch.mask], strict=True):
             case.require(
                 p > 0 and equal(p, likely[slot]),
@@ -171,6 +173,15 @@ def _agree(
             )
     if law is not None:
         _by_law(case, pair, law(pair.oracle), likely, bool(can_sample), batch.mask)
+
+
+def _importance(case: Case, probability: np.ndarray, weight: np.ndarray) -> None:
+    """Require that the weights make up for the probabilities: no likelier row has a larger one."""
+    least = np.minimum.accumulate(weight[np.argsort(probability)])
+    above = np.maximum(weight[np.argsort(probability)] - least, 0)
+    case.require(
+        (above <= 1e-4 * least).all(), "a row that is likelier than another has a larger weight"
+    )
 
 
 def _is_draw(case: Case, drawn: Any, capacity: int) -> None:

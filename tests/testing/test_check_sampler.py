@@ -236,6 +236,15 @@ class Heavy(Weighted):
         return dataclasses.replace(drawn, weight=drawn.weight * 3)
 
 
+class Inverted(Weighted):
+    """A likelier row counts more, not less."""
+
+    def draw(self, index, ring, ask):
+        drawn = super().draw(index, ring, ask)
+        most = jnp.maximum(drawn.probability.max(), 1e-9)
+        return dataclasses.replace(drawn, weight=drawn.probability / most)
+
+
 class Faulty(Weighted):
     """It finds faults where there are none."""
 
@@ -291,6 +300,7 @@ MISTAKES = {
     Wide: ({}, r"mask of its Draw must be bool\[16\], and is float32\[16\]"),
     Refuses: ({}, "fbuf.can_sample says that there is no row to draw"),
     Heavy: ({}, "weights must lie between 0 and 1"),
+    Inverted: ({}, "a row that is likelier than another has a larger weight"),
     Faulty: ({}, "have set <Fault.BAD_PRIORITY: 1>"),
     Raises: ({}, "raises TracerBoolConversionError"),
     Listed: ({}, "hash.* raises TypeError: unhashable"),
