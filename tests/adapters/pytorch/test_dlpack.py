@@ -327,6 +327,7 @@ def test_kernels_that_make_a_tensor_come_before_the_wait():
     assert crossed == ["own", "own", "own", "wait", "in", "in", "in"]
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf")  # of PyTorch, once in a process
 @pytest.mark.parametrize(
     ("make", "words"),
     [
