@@ -2082,4 +2082,10 @@ MUTANTS = [
         "doctor/findings/copies.py",
         ("    runs = np.lib.stride_tricks.sliding_window_view(kinds, _RUN)", "    runs = kinds[:, None]", "read", ("test_planted.py", "come_again")),
     ),
+    *of(
+        f"{DATASETS}/_checks.py",
+        ('getattr(flag, "dtype", None) != np.bool_', "False", "checks", ("test_source.py", "no_bool")),
+        ("len(rows) != 1 or not {(), rows}", "not {(), rows}", "checks", ("test_source.py", "no_bool")),
+        ("len(rows) != 1 or not {(), rows}.issuperset(shapes.values())", "len(rows) != 1", "checks", ("test_source.py", "no_bool")),
+    ),
 ]

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from fbuf_adapters.datasets._buffers import Buffer
+from fbuf_adapters.datasets._checks import checked_block
 from fbuf_adapters.datasets._errors import DatasetError
 from fbuf_adapters.datasets._fields import NEXT, Array, Casts, named, native, refuse_foreign, within
 from fbuf_adapters.datasets._source import Block, RowFlags, Source
@@ -95,11 +96,12 @@ def chunks(
         number = episode + int(ended[: at + row].sum())
         return f"episode {number}, row {first + at + row} of the data set"
 
-    for block in blocks:
+    for given in blocks:
+        block = checked_block(source.where, given)
         ended, at = block.flags.ended, 0
         rows, count = len(ended), int(ended.sum())
         episode = episode if block.episode is None else block.episode
-        here = [np.broadcast_to(flag, rows).sum() for flag in block.flags[2:]]
+        here = [flag.sum() for flag in block.flags[2:]]
         for what, more in zip(counted, (rows, count, *map(int, here)), strict=True):
             counted[what] += more
             if counted[what] > (said := getattr(source, what)):
@@ -119,8 +121,8 @@ def chunks(
                     array[part], leaf.dtype, name, functools.partial(place, ended, at)
                 )
                 leaf[to] = cast.reshape(leaf[to].shape)  # [B, 1] may go where one number does
-            for flag, given in zip(flags, block.flags, strict=True):
-                flag[to] = np.broadcast_to(given, rows)[part]
+            for flag, new in zip(flags, block.flags, strict=True):
+                flag[to] = new[part]
             at, filled = part.stop, to.stop
             if filled == size:
                 yield Chunk(items, next_observation, flags, size)

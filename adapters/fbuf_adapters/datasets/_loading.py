@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 import fbuf
 from fbuf.adapter_api import Sampler, uninterrupted, warn
+from fbuf_adapters.datasets._checks import require_source
 from fbuf_adapters.datasets._chunks import Chunk, chunks, rows_at_once
 from fbuf_adapters.datasets._errors import DatasetError
 from fbuf_adapters.datasets._fields import NEXT, Casts, named, under, without
@@ -51,8 +52,9 @@ def load(
 
     Raises:
         DatasetError: As from `from_arrays`; and if a block lacks a field, or has another shape. If
-            the blocks have fewer or more rows than `rows` says, or more ends than `ends`.
-        TypeError: As from `from_arrays`.
+            the blocks have fewer or more rows than `rows` says, or more ends than `ends`. If a
+            flag is no bool array of the block's rows.
+        TypeError: If `source` is no object of a class of `Source`; and as from `from_arrays`.
         RuntimeError: If `into` has been consumed.
 
     An exception in the middle leaves the rows that were added before in the buffer, as for
@@ -72,6 +74,7 @@ def load(
         >>> load(Ones())
         State(Uniform, 5 of 5 rows)
     """
+    require_source(source)
     where = source.where
     if not source.rows:
         raise DatasetError(f"{where}: the data set has no rows")

@@ -165,6 +165,85 @@ def test_a_source_that_is_not_as_it_says(name):
     assert str(raised.value) == message
 
 
+NO_SOURCES = {
+    "a dict": ({"reward": np.zeros(3)}, "got dict; a dict of arrays is for from_arrays"),
+    "a class": (Walks, "got the class Walks; call it: Walks(...)"),
+    "a path": ("rows.npz", "got str; a file is for the loader of its format, such as from_npz"),
+    "nothing": (None, "got NoneType; write a subclass of Source for a format of your own"),
+}
+
+
+@pytest.mark.parametrize("name", NO_SOURCES)
+def test_what_is_no_source_is_refused(name):
+    given, message = NO_SOURCES[name]
+    with pytest.raises(TypeError) as raised:
+        load(given)
+    assert str(raised.value) == f"load: source must be a Source, {message}"
+
+
+def test_a_table_is_no_source():
+    pandas = pytest.importorskip("pandas")
+    with pytest.raises(TypeError, match=r"got DataFrame; a table is for from_pandas$"):
+        load(pandas.DataFrame({"reward": [0.0]}))
+
+
+def flagged(**changes):
+    """Change the flags of the block with 30 rows."""
+
+    def change(block):
+        if len(block.flags.ended) != 30:
+            return block
+        return Block(block.fields, block.following, block.flags._replace(**changes))
+
+    return change
+
+
+FALSE = np.zeros(30, bool)
+DTYPE = "of RowFlags must be a bool array, got"
+SHAPE = "each array of RowFlags must be of shape (n,) for the n rows of the block, got {"
+FLAGS = {
+    "integers": (
+        {"truncated": FALSE.astype(int)},
+        f"truncated {DTYPE} an array of int64; give np.",
+    ),
+    "floats": ({"terminated": FALSE * 1.0}, f"terminated {DTYPE} an array of float64; give np."),
+    "objects": ({"terminated": FALSE.astype(object)}, f"terminated {DTYPE} an array of object; g"),
+    "a list": ({"unknown": [False] * 30}, f"unknown {DTYPE} list; give np.asarray(unknown, bool)"),
+    "none": ({"truncated": None}, f"truncated {DTYPE} NoneType; give np.asarray(truncated, bool)"),
+    "words": ({"stands_in": "no"}, f"stands_in {DTYPE} str; give np.asarray(stands_in, bool), or"),
+    "masked": ({"truncated": np.ma.array(FALSE, mask=~FALSE)}, "truncated is a masked array, who"),
+    "columns": ({"terminated": FALSE[:, None]}, f"{SHAPE}'terminated': (30, 1), 'truncated': (30"),
+    "fewer": ({"unknown": FALSE[:9]}, f"{SHAPE}'terminated': (30,), 'truncated': (30,), 'unkno"),
+    "one": ({"truncated": FALSE[:1]}, f"{SHAPE}'terminated': (30,), 'truncated': (1,), 'unknown'"),
+    "scalars": ({"terminated": False, "truncated": False}, f"{SHAPE}'terminated': (), 'truncate"),
+}
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_flags_that_are_no_bool_arrays_of_the_rows(name):
+    changes, message = FLAGS[name]
+    with pytest.raises(DatasetError) as raised:
+        load(Walks(flagged(**changes)), next_of="observation")
+    assert str(raised.value).startswith(f"load: {message}")
+
+
+def test_one_flag_may_be_for_all_rows():
+    off = flagged(truncated=False, stands_in=np.bool_(False))
+    assert_holds(load(Walks(off), next_of="observation"))
+
+
+def test_what_is_no_block_is_refused():
+    for change, message in (
+        (lambda block: block.fields, r"^load: blocks\(\) must yield Block\(...\), got dict$"),
+        (
+            lambda block: Block(block.fields, block.following, tuple(block.flags)),
+            r"^load: flags of a block must be RowFlags\(...\), got tuple$",
+        ),
+    ):
+        with pytest.raises(DatasetError, match=message):
+            load(Walks(change), next_of="observation")
+
+
 def test_rows_that_were_added_before_are_kept(monkeypatch):
     monkeypatch.setattr(_chunks, "_MOST_ROWS", 4)
     with pytest.raises(DatasetError) as raised:
