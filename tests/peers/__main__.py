@@ -27,7 +27,7 @@ QUICK = {
     "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false",
 }
 
-SUITES = ("sb3", "sbx", "cleanrl", "flashbax", "brax")
+SUITES = ("sb3", "sbx", "cleanrl", "flashbax", "flashbax_shapes", "brax")
 if "FLASHBAX" in os.environ:  # a clone, which alone has the notebooks
     SUITES = (*SUITES, "flashbax_notebooks")
 

@@ -2083,6 +2083,23 @@ MUTANTS = [
         ("    runs = np.lib.stride_tricks.sliding_window_view(kinds, _RUN)", "    runs = kinds[:, None]", "read", ("test_planted.py", "come_again")),
     ),
     *of(
+        "../adapters/fbuf_adapters/flashbax/buffers/_broadcast.py",
+        ("missing < 0 or (missing and math.prod(lead) != 1)", "missing < 0", "adapters", ("test_broadcast.py", "refused or mixed")),
+        ("missing < 0 or (missing and math.prod(lead) != 1)", "missing != 0", "adapters", ("test_broadcast.py", "repeated")),
+        ("all(size in (1, want) for", "all(size in (1, want, 2) for", "adapters", ("test_broadcast.py", "refused")),
+        ("all(size in (1, want) for", "all(size == 1 for", "adapters", ("test_broadcast.py", "repeated")),
+        ("zip(own, feature[missing:], strict=True)", "zip(own, feature, strict=False)", "adapters", ("test_broadcast.py", "repeated or refused")),
+        ("        check.array(\"add\", name, leaf)\n", "", "adapters", ("test_broadcast.py", "checked_like_others")),
+    ),
+    *of(
+        "../adapters/fbuf_adapters/flashbax/buffers/_made.py",
+        ("    batch = _broadcast.as_stored(buffer.storage.item, batch, axes)\n", "", "adapters", ("test_broadcast.py", "repeated")),
+    ),
+    *of(
+        "../adapters/fbuf_adapters/flashbax/buffers/_arguments.py",
+        ("len({shape[:2] for shape in shapes}) > 1", "False", "adapters", ("test_broadcast.py", "same_batches")),
+    ),
+    *of(
         f"{DATASETS}/_checks.py",
         ('getattr(flag, "dtype", None) != np.bool_', "False", "checks", ("test_source.py", "no_bool")),
         ("len(rows) != 1 or not {(), rows}", "not {(), rows}", "checks", ("test_source.py", "no_bool")),

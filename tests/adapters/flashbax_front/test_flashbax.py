@@ -565,7 +565,7 @@ BATCHES = [
         r"batch must be of shape \[add_batch_size, steps, 4\], got \(2, 4\)",
     ),
     ({"obs": jnp.zeros((3, 5, 4))}, r"items\['obs'\] must be"),
-    ({"obs": jnp.zeros((2, 5, 1))}, "shapes are never broadcast"),
+    ({"obs": jnp.zeros((2, 5, 3))}, "shapes are never broadcast"),
     ({"obs": jnp.zeros((2, 11, 4))}, "batch has 11 steps, and the buffer keeps 10"),
     ({"obs": jnp.zeros((2, 5, 4), jnp.float16)}, "must be float32"),
     ({"observation": jnp.zeros((2, 5, 4))}, r"items\['obs'\] is missing"),

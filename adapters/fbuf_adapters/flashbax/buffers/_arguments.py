@@ -65,6 +65,11 @@ def rows(buffer: fbuf.State[Any], batch: Any, axes: tuple[str, ...], most: int) 
                 f"fbuf.add: a leaf of batch must be of shape [{wanted}], got {shape}; which axes "
                 "come first is said by the arguments of the function that made the buffer"
             )
+    if axes == ("batch", "steps") and len({shape[:2] for shape in shapes}) > 1:
+        # As one axis they may be equal, with the rows of a leaf in another order.
+        raise ValueError(
+            f"fbuf.add: all leaves of batch must begin with the same [batch, steps], got {shapes}"
+        )
     sizes = dict(zip(axes, shapes[0], strict=False)) if shapes else {}
     count = math.prod(size for axis, size in sizes.items() if axis != "add_batch_size")
     if count > most:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 import fbuf
 from fbuf.adapter_api import register_with_flax
-from fbuf_adapters.flashbax.buffers import _arguments, _steps
+from fbuf_adapters.flashbax.buffers import _arguments, _broadcast, _steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +82,7 @@ def init(experience: Any, *, kind: Any, sampler: Any, steps: int, environments: 
 def add(state: Any, batch: Any, *, axes: tuple[str, ...]) -> Any:
     """Return the state with a batch of these axes in it."""
     buffer = state.buffer
+    batch = _broadcast.as_stored(buffer.storage.item, batch, axes)
     _arguments.rows(buffer, batch, axes, buffer.ring.lane_length)
     if axes == ("batch", "steps"):  # items on their own: one lane takes all of them
         items = lambda leaf: leaf.reshape(math.prod(jnp.shape(leaf)[:2]), *jnp.shape(leaf)[2:])
