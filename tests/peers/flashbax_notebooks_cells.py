@@ -12,7 +12,8 @@ FOLDER = Path.cwd()
 
 @pytest.mark.parametrize("name", [path.stem for path in sorted(FOLDER.glob("scripts/*.py"))])
 def test_all_cells_run(name: str) -> None:
-    paths = os.pathsep.join([str(FOLDER / "needs"), os.environ["PYTHONPATH"]])
+    needs = [str(FOLDER / "needs_of" / name), str(FOLDER / "needs")]
+    paths = os.pathsep.join([*needs, os.environ["PYTHONPATH"]])
     run = subprocess.run(
         [sys.executable, "-W", "ignore", f"scripts/{name}.py"],
         cwd=FOLDER,
