@@ -1,7 +1,7 @@
-"""One meaning in two forms: one for CPU, and one for every other platform.
+"""One meaning in two forms: one for CPU, and one for every other platform; GPUs may have a third.
 
-The program is traced in the form for CPU. The other form is traced only when a program is lowered
-for another platform. So the form is always the right one, also where the program is exported for
+The program is traced in the form for CPU. Another form is traced only when a program is lowered
+for its platform. So the form is always the right one, also where the program is exported for
 another platform, and no form is traced in vain. The function `jax.lax.platform_dependent` would
 trace both.
 """
@@ -23,7 +23,12 @@ _T = TypeVar("_T")
 _Form = Callable[..., Sequence[Any]]
 
 
-def by_platform(*operands: Any, cpu: Callable[..., _T], default: Callable[..., _T]) -> _T:
+def by_platform(
+    *operands: Any,
+    cpu: Callable[..., _T],
+    default: Callable[..., _T],
+    gpu: Callable[..., _T] | None = None,
+) -> _T:
     """Return `cpu(*operands)` in a program for CPU, elsewhere `default(*operands)`.
 
     Args:
@@ -31,6 +36,7 @@ def by_platform(*operands: Any, cpu: Callable[..., _T], default: Callable[..., _
         cpu: The form for CPU. It must hold no traced array but the operands.
         default: The form for every other platform, of the same meaning, shapes and dtypes; as
             `cpu`.
+        gpu: The form for GPUs in a traced program, if they have another one.
     """
     leaves, tree = jax.tree.flatten(operands)
     arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
@@ -51,7 +57,7 @@ def by_platform(*operands: Any, cpu: Callable[..., _T], default: Callable[..., _
 
         return call
 
-    found = _bound(arrays, flat(cpu), flat(default))
+    found = _bound(arrays, flat(cpu), flat(default), flat(gpu or default))
     return jax.tree.unflatten(trees[0], found)
 
 
@@ -66,18 +72,18 @@ def computed(tree: Any) -> Any:
 _ARRAY = object()
 """Stands for an array among operands."""
 
-_two_forms = Primitive("fbuf_by_platform")
-_two_forms.multiple_results = True
+_forms = Primitive("fbuf_by_platform")
+_forms.multiple_results = True
 
 
-def _bound(leaves: Sequence[Any], cpu: _Form, default: _Form) -> Sequence[Any]:
-    """Bind both forms as one primitive."""
+def _bound(leaves: Sequence[Any], cpu: _Form, default: _Form, gpu: _Form) -> Sequence[Any]:
+    """Bind the forms as one primitive."""
     # By `jit`, which keeps what it has traced: to lower it takes no second trace.
     jitted, settings = jax.jit(cpu), _Settings()
     with settings.again():
         avals = tuple(jitted.trace(*leaves).jaxpr.out_avals)
-    on_cpu, elsewhere = _DeferredForm(jitted, settings), _DeferredForm(default, settings)
-    return _two_forms.bind(*leaves, avals=avals, cpu=on_cpu, default=elsewhere)
+    on_cpu, *others = (_DeferredForm(form, settings) for form in (jitted, default, gpu))
+    return _forms.bind(*leaves, avals=avals, cpu=on_cpu, default=others[0], gpu=others[1])
 
 
 class _Settings:
@@ -113,23 +119,24 @@ class _DeferredForm:
             return self.form(*leaves)
 
 
-@_two_forms.def_impl
-def _(*leaves: Any, avals: Any, cpu: _Form, default: _Form) -> Sequence[Any]:
+@_forms.def_impl
+def _(*leaves: Any, avals: Any, cpu: _Form, default: _Form, gpu: _Form) -> Sequence[Any]:
     return (cpu if _lie_on_cpu(leaves) else default)(*leaves)
 
 
-@_two_forms.def_abstract_eval
-def _(*_: Any, avals: tuple[Any, ...], cpu: _Form, default: _Form) -> Sequence[Any]:
+@_forms.def_abstract_eval
+def _(*_: Any, avals: tuple[Any, ...], **forms: _Form) -> Sequence[Any]:
     return avals
 
 
 def _batched(
-    leaves: Sequence[Any], axes: Sequence[Any], *, avals: Any, cpu: _Form, default: _Form
+    leaves: Sequence[Any], axes: Sequence[Any], *, avals: Any, cpu: _Form, **others: _Form
 ) -> tuple[Sequence[Any], Sequence[int | None]]:
     in_axes = tuple(axes)  # None is a leaf that is not batched
     batched = _are_batched(cpu, in_axes, leaves)
-    forms = (_BatchedForm(form, in_axes, batched) for form in (cpu, default))
-    found = _bound(leaves, *forms)
+    forms = {"cpu": cpu, **others}
+    of_batch = {name: _BatchedForm(form, in_axes, batched) for name, form in forms.items()}
+    found = _bound(leaves, **of_batch)
     return found, [0 if is_batched else None for is_batched in batched]
 
 
@@ -181,7 +188,7 @@ def _differentiated(
     leaves: Sequence[Any], tangents: Sequence[Any], **forms: Any
 ) -> tuple[Sequence[Any], Sequence[Any]]:
     if all(type(tangent) is ad.Zero for tangent in tangents):
-        found = _two_forms.bind(*leaves, **forms)
+        found = _forms.bind(*leaves, **forms)
         zero: Any = ad.Zero
         return found, [zero.from_primal_value(leaf) for leaf in found]
     moved = [number for number, of in enumerate(tangents) if type(of) is not ad.Zero]
@@ -198,18 +205,23 @@ def _differentiated(
     return jax.jvp(of_moved, primals, tuple(tangents[number] for number in moved))
 
 
-def _on_cpu(*leaves: Any, avals: Any, cpu: _Form, default: _Form) -> Sequence[Any]:
+def _on_cpu(*leaves: Any, avals: Any, cpu: _Form, default: _Form, gpu: _Form) -> Sequence[Any]:
     return cpu(*leaves)
 
 
-def _elsewhere(*leaves: Any, avals: Any, cpu: _Form, default: _Form) -> Sequence[Any]:
+def _on_gpu(*leaves: Any, avals: Any, cpu: _Form, default: _Form, gpu: _Form) -> Sequence[Any]:
+    return gpu(*leaves)
+
+
+def _elsewhere(*leaves: Any, avals: Any, cpu: _Form, default: _Form, gpu: _Form) -> Sequence[Any]:
     return default(*leaves)
 
 
-batching.primitive_batchers[_two_forms] = _batched
-ad.primitive_jvps[_two_forms] = _differentiated
-mlir.register_lowering(_two_forms, mlir.lower_fun(_elsewhere, multiple_results=True))
-mlir.register_lowering(_two_forms, mlir.lower_fun(_on_cpu, multiple_results=True), platform="cpu")
+batching.primitive_batchers[_forms] = _batched
+ad.primitive_jvps[_forms] = _differentiated
+mlir.register_lowering(_forms, mlir.lower_fun(_elsewhere, multiple_results=True))
+mlir.register_lowering(_forms, mlir.lower_fun(_on_cpu, multiple_results=True), platform="cpu")
+mlir.register_lowering(_forms, mlir.lower_fun(_on_gpu, multiple_results=True), platform="gpu")
 
 
 def _lie_on_cpu(leaves: Sequence[Any]) -> bool:

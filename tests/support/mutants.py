@@ -1445,7 +1445,8 @@ MUTANTS = [
     *of(
         "xla/platform.py",
         ("    return default(*leaves)\n\n\nbatching", "    return cpu(*leaves)\n\n\nbatching", "platform", ("test_platform.py", "loops")),
-        ("forms = (_BatchedForm(form, in_axes, batched) for form in (cpu, default))", "forms = (_BatchedForm(form, in_axes, batched) for form in (cpu, cpu))", "platform", ("test_platform.py", "vmap")),
+        ("_BatchedForm(form, in_axes, batched) for name, form in", "_BatchedForm(cpu, in_axes, batched) for name, form in", "platform", ("test_platform.py", "vmap")),
+        ("flat(gpu or default))", "flat(default))", "platform", ("test_platform.py", "own")),
         ("with jax.sharding.use_abstract_mesh(self._mesh):", "if True:", "platform", ("test_platform.py", "alone or mesh")),
         ("(cpu if _lie_on_cpu(leaves) else default)(*leaves)", "default(*leaves)", "platform", ("test_platform.py", "without_jit")),
         ("(cpu if _lie_on_cpu(arrays) else default)(*operands)", "default(*operands)", "platform", ("test_platform.py", "without_jit")),

@@ -90,20 +90,44 @@ def test_the_form_for_other_platforms_is_traced_for_them_alone() -> None:
     assert traced == ["cpu", "other"]
 
 
+@pytest.mark.parametrize("seeds", [False, True])
+def test_a_gpu_may_have_a_form_of_its_own(seeds: bool) -> None:
+    forms = dict(cpu=lambda x: x + 1, default=lambda x: x * 2, gpu=lambda x: x**3)
+
+    def chosen(x: jax.Array) -> jax.Array:
+        return platform.by_platform(x, **forms)
+
+    def without(x: jax.Array) -> jax.Array:
+        return platform.by_platform(x, cpu=forms["cpu"], default=forms["default"])
+
+    def operation(function: Any, name: str) -> str:
+        traced = jax.jit(jax.vmap(function) if seeds else function).trace(jnp.ones(3))
+        text = traced.lower(lowering_platforms=(name,)).as_text()
+        (found,) = set(re.findall(r"stablehlo\.(add|multiply)", text))
+        # A cube is two products.
+        return "cube" if text.count("stablehlo.multiply") == 2 else found
+
+    for name in ("cuda", "rocm"):
+        assert operation(chosen, name) == "cube"
+        assert operation(without, name) == "multiply"
+    assert operation(chosen, "tpu") == "multiply"
+    assert operation(chosen, "cpu") == "add"
+
+
 @pytest.fixture
 def compared(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Both forms are traced, and have to agree in shapes, dtypes, and how they vary on a mesh."""
+    """All forms are traced, and have to agree in shapes, dtypes, and how they vary on a mesh."""
     count = [0]
     bound = platform._bound  # pyright: ignore[reportPrivateUsage]
 
-    def both(arrays: Any, cpu: Any, default: Any) -> Any:
+    def all_forms(arrays: Any, cpu: Any, default: Any, gpu: Any) -> Any:
         count[0] += 1
-        avals = [jax.make_jaxpr(form)(*arrays).out_avals for form in (cpu, default)]
-        mine, other = [[aval.strip_weak_type() for aval in each] for each in avals]
-        assert mine == other
-        return bound(arrays, cpu, default)
+        avals = [jax.make_jaxpr(form)(*arrays).out_avals for form in (cpu, default, gpu)]
+        mine, *others = [[aval.strip_weak_type() for aval in each] for each in avals]
+        assert others == [mine, mine]
+        return bound(arrays, cpu, default, gpu)
 
-    monkeypatch.setattr(platform, "_bound", both)
+    monkeypatch.setattr(platform, "_bound", all_forms)
     jax.clear_caches()
     yield count
     jax.clear_caches()
