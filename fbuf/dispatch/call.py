@@ -40,6 +40,7 @@ from fbuf.sharded_state import ShardedState
 from fbuf.state import State
 from fbuf.xla.explicit import explicit_mesh, on_automatic_axes
 from fbuf.xla.loop import in_one_turn
+from fbuf.xla.rows import returned
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -183,6 +184,7 @@ class _Dispatcher:
             hash, and then never gets as far as the program.
         form: The type of other states that have a form of their own, and that function.
         program: The function, with these checks.
+        whole: The same, as a program of its own: it returns the batch as it is.
         keep: The compiled program.
         consume: The compiled program that writes into the memory of the state.
     """
@@ -237,8 +239,9 @@ class _Dispatcher:
             return plain(*states, **given)
 
         self.program = program
-        self.keep = jax.jit(program, static_argnames=static)
-        self.consume = jax.jit(program, static_argnames=static, donate_argnums=0)
+        self.whole = returned()(program) if self._holds else program
+        self.keep = jax.jit(self.whole, static_argnames=static)
+        self.consume = jax.jit(self.whole, static_argnames=static, donate_argnums=0)
 
     def _short_forms(self) -> Iterator[tuple[int, tuple[int, tuple[str, ...]]]]:
         """Return the entries of `short`."""
@@ -253,7 +256,7 @@ class _Dispatcher:
         """Return the function that users call."""
         # Looked up here once, and not at every call.
         short, known, general, changes = self.short, self.known, self._general(), self.changes
-        program, static_names = self.program, self._static
+        program, static_names = self.whole, self._static
 
         @functools.wraps(self._plain)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -341,7 +344,7 @@ class _Dispatcher:
         if not self._holds or type(before[0]) is not State:  # of a subclass JAX makes another one
             return (self.consume if donate else self.keep)(*before, **given)
         arrays, form = held(before[0])
-        program = form.program(self.program, self._static, donate)
+        program = form.program(self.whole, self._static, donate)
         arrays, rest = program(arrays, *before[1:], **given)
         return _result(arrays, rest, form)
 

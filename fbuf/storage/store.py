@@ -79,15 +79,22 @@ class Storage(Generic[Item]):
         everything = range(len(self.layout.fields))
         return jax.tree.unflatten(self.layout.tree, self.read_leaves(slots, everything))
 
-    def read_leaves(self, slots: jax.Array, leaves: Sequence[int]) -> list[jax.Array]:
+    def read_leaves(
+        self, slots: jax.Array, leaves: Sequence[int], by_words: bool = False
+    ) -> list[jax.Array]:
         """Read some leaves of the rows at slots, by number; no other wide leaf is touched.
 
-        No gradient flows out of a buffer: narrow fields are bits, and have none.
+        No gradient flows out of a buffer: narrow fields are bits, and have none. `by_words` is that
+        of `read_rows`, for wide leaves that are read as they lie.
         """
         layout, flat = self.layout, slots.reshape(-1)
         first, last = columns(layout, self.words.dtype, leaves)
         words = read_rows(self.words, flat, (first, last))
-        wide = [read_rows(self.wide[at], flat) for at in wide_of(layout, leaves)]
+        fields = [layout.fields[leaf] for leaf in leaves if not layout.fields[leaf].narrow]
+        wide = [
+            read_rows(self.wide[at], flat, by_words=by_words and wide_rows.is_whole(field))
+            for at, field in zip(wide_of(layout, leaves), fields, strict=True)
+        ]
         return unpacked(layout, leaves, words, wide, slots.shape)
 
     def write(self, slots: jax.Array, rows: Item) -> Storage[Item]:

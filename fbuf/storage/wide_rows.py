@@ -68,6 +68,11 @@ def as_it_lies(field: Field, array: Any) -> Any:
     return stored(field, array) if as_before else array
 
 
+def is_whole(field: Field) -> bool:
+    """Tell whether each number lies by itself, so that to read it is to copy its bits."""
+    return _in_a_byte(field) == 1
+
+
 def _lies_as(field: Field) -> np.dtype[Any]:
     """Return the dtype of the array."""
     if words.width(field.dtype) < 8:

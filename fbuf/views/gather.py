@@ -14,9 +14,11 @@ from fbuf.storage.ids import Ids, ids_of, only
 from fbuf.storage.layout import Layout
 from fbuf.storage.masks import select
 from fbuf.storage.ring import TERMINATED, TRUNCATED
+from fbuf.views.item import Item
 from fbuf.views.protocol import Request, View
 from fbuf.views.reader import BatchPart, Reader
 from fbuf.views.row_reader import RowReader
+from fbuf.xla.rows import are_returned
 from fbuf.xla.tie import tie
 
 
@@ -61,7 +63,9 @@ def gather(
         part: Which draws of the batch these are; None if they are all, in order.
     """
     requested, flags = request_rows(state, slots, mask, view, key, part)
-    source = RowReader(state)
+    # No kernel computes with these rows: not a view's, and not the one that blanks masked ones.
+    untouched = type(view) is Item and not zeros and part is None
+    source = RowReader(state, by_words=untouched and are_returned())
     rows = {name: wanted.read(source) for name, wanted in requested.request.rows.items()}
     batch = build_batch(state.storage.layout, requested, rows, view, zeros)
     slot = tie(batch.ids.slot, *reads, *flags, *source.reads)

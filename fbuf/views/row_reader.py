@@ -20,14 +20,14 @@ class RowReader:
         reads: The arrays that have been read.
     """
 
-    def __init__(self, state: State[Any]) -> None:
-        """Read from this buffer."""
+    def __init__(self, state: State[Any], by_words: bool = False) -> None:
+        """Read from this buffer; `by_words` is that of `fbuf.xla.rows.read_rows`."""
         self.reads: list[jax.Array] = []
-        self._state = state
+        self._state, self._by_words = state, by_words
 
     def rows(self, slots: jax.Array, leaves: Sequence[int]) -> list[jax.Array]:
         """See `fbuf.views.requests.Source`."""
-        found = self._state.storage.read_leaves(slots, leaves)
+        found = self._state.storage.read_leaves(slots, leaves, self._by_words)
         self.reads.extend(found)
         return found
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import math
+from collections.abc import Generator
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from fbuf.xla.loop import LINE, by_halves, fetched, gathered, is_large, with_room
-from fbuf.xla.platform import computed
+from fbuf.xla.platform import by_platform, computed
 
 _LONG = 64
 """The least numbers of a row that XLA's own gather reads by vectors; it is then the fastest."""
@@ -19,9 +23,35 @@ _FEW = 16
 _MANY, _MANY_CACHED = 2**13, 2**11
 """The least cache lines to read that are worth waking other threads for; from a small array."""
 
+_WIDEST_LOAD = 16
+"""Bytes; the widest load of a GPU, of four 32-bit words. Of narrower numbers it loads four, too."""
+
+_WORTH_WORDS = 2**17
+"""Bytes of a batch; a GPU reads so few faster than it starts a kernel."""
+
+_returned: contextvars.ContextVar[bool] = contextvars.ContextVar("fbuf_returned", default=False)
+
+
+@contextlib.contextmanager
+def returned() -> Generator[None]:
+    """Trace a program that returns its batch as it is: nothing in it computes with the rows."""
+    before = _returned.set(True)
+    try:
+        yield
+    finally:
+        _returned.reset(before)
+
+
+def are_returned() -> bool:
+    """Tell whether the program that is traced returns its batch as it is; see `returned`."""
+    return _returned.get()
+
 
 def read_rows(
-    leaf: jax.Array, slots: jax.Array, columns: tuple[int, int] | None = None
+    leaf: jax.Array,
+    slots: jax.Array,
+    columns: tuple[int, int] | None = None,
+    by_words: bool = False,
 ) -> jax.Array:
     """Read the rows of `[capacity, ...]` at `[B]` slots, each of which must be in range.
 
@@ -33,6 +63,8 @@ def read_rows(
         slots: int32 `[B]`.
         columns: The first column of `[capacity, columns]` to read, and the one behind the last.
             None is all.
+        by_words: Whether a GPU may read narrow numbers by 32-bit words. It does so in wider loads.
+            A kernel that computes with the rows would have to wait for the words.
     """
     first, last = columns or (0, leaf.size // leaf.shape[0])
     size = last - first
@@ -49,13 +81,31 @@ def read_rows(
         return rows if columns is None else rows[:, first:last]
 
     if size >= _LONG:
-        return gather(leaf, computed(slots))
+        slots = computed(slots)
+        if by_words and columns is None and _has_words(leaf, slots.shape[0]):
+            return by_platform(leaf, slots, cpu=gathered, default=gathered, gpu=_gathered_by_words)
+        return gather(leaf, slots)
     if slots.shape[0] <= _FEW and not is_large(leaf.size, leaf.dtype):
         return with_room(gather, leaf, slots)
     slots = fetched(leaf, slots, slots, (first, last))
     lines = slots.shape[0] * math.ceil(size * leaf.dtype.itemsize / LINE)
     many = _MANY if is_large(leaf.size, leaf.dtype) else _MANY_CACHED
     return gather(leaf, slots) if lines >= many else by_halves(gather, leaf, slots)
+
+
+def _has_words(leaf: jax.Array, batch: int) -> bool:
+    """Tell whether rows are whole loads of words, and a batch of them is worth it."""
+    row = leaf.size // leaf.shape[0] * leaf.dtype.itemsize
+    narrow = leaf.dtype.itemsize < 4 and leaf.dtype != jnp.bool_
+    return narrow and row % _WIDEST_LOAD == 0 and batch * row > _WORTH_WORDS
+
+
+def _gathered_by_words(leaf: jax.Array, slots: jax.Array) -> jax.Array:
+    """Gather whole rows; as `gathered`."""
+    together = 4 // leaf.dtype.itemsize
+    words = leaf.reshape(leaf.shape[0], -1, together)
+    rows = gathered(lax.bitcast_convert_type(words, jnp.uint32), slots)
+    return lax.bitcast_convert_type(rows, leaf.dtype).reshape(-1, *leaf.shape[1:])
 
 
 def flat(leaf: jax.Array, axes: int = 2) -> jax.Array:

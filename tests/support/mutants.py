@@ -54,6 +54,7 @@ DRAWN_N = "test_views.py", "drawn_n or every_n"
 TARGETS = "test_targets.py", ""
 NEXT_OF_STEPS = "test_targets.py", "lost or crossing"
 FRAMES, WRITTEN = ("test_views.py", "frame_stack"), ("test_views.py", "test_write")
+BY_WORDS = "test_rows_by_words.py", "rows or trace"
 RETURN, REACH = ("test_return_to_go.py", "test_return"), ("test_return_to_go.py", "test_reach")
 FRESH = "test_fresh_first.py", "come_first"
 GROUP = "test_grouped.py", "as_likely"
@@ -178,6 +179,7 @@ MUTANTS = [
     *of(
         "storage/store.py",
         ("min(field.dtype.itemsize, 4) for", "4 for", "dtype", STORAGE),
+        ("by_words and wide_rows.is_whole(field)", "by_words", "frames", BY_WORDS),
         ("[narrow.get(number, leaf) for", "[leaf for", "views", WRITTEN),
         ("place.byte - place.first * size", "place.byte * 0", "dtype", STORAGE),
         ("-(-count // _PART), body, words", "count // _PART, body, words", "seam", STORAGE),
@@ -299,6 +301,9 @@ MUTANTS = [
     *of(
         "views/gather.py",
         ("mask &= reading.known", "mask &= True", "mask", LOST),
+        ("untouched = type(view) is Item and not zeros and part is None", "untouched = not zeros and part is None", "frames", BY_WORDS),
+        ("type(view) is Item and not zeros and part is None", "type(view) is Item and part is None", "frames", BY_WORDS),
+        ("type(view) is Item and not zeros and part is None", "type(view) is Item and not zeros", "frames", ("test_rows_by_words.py", "mesh")),
         ("slot = tie(batch.ids.slot, *reads, *flags, *source.reads)", "slot = batch.ids.slot", "order", place(2)),
         ("lambda leaf: select(mask, leaf), data", "lambda leaf: leaf, data", "read", READ),
         ("if zeros and not view.time_major:", "if zeros:", "read", READ),
@@ -484,6 +489,7 @@ MUTANTS = [
     *of(
         "dispatch/call.py",
         ("if donate and len(set(map(id, leaves))) < len(leaves):", "if False:", "door", DOOR),
+        ("returned()(program) if self._holds else program", "program", "frames", BY_WORDS),
         ("if types in self.known else self.checked_static(types, fixed)", "", "door", ("test_call.py", "equals")),
         ("            given = self.passed(self.of_types, given)\n            for state in", "            for state in", "door", ("test_call.py", "equals")),
         ("if is_deleted(state.fault):", "if is_deleted(None):", "door", CONSUMED),
@@ -529,6 +535,9 @@ MUTANTS = [
         "xla/rows.py",
         ("if slots.shape[0] == 1:", "if slots.shape[0] == -1:", "order", ("test_contracts.py", "single")),
         ("else rows[:, first:last]", "else rows[:, : last - first]", "views", N_STEP),
+        ("together = 4 // leaf.dtype.itemsize", "together = 4", "frames", BY_WORDS),
+        ("row % _WIDEST_LOAD == 0", "row % 4 == 0", "frames", BY_WORDS),
+        ("        _returned.reset(before)", "        pass", "frames", BY_WORDS),
     ),
     *of(
         "samplers/index/start_index.py",
