@@ -57,6 +57,7 @@ from fbuf.views.gather import request_rows
 from fbuf.views.requests import Wanted
 from fbuf.views.steps import following
 from fbuf.xla.explicit import on_automatic_axes
+from fbuf.xla.rows import returned as returned_batch
 
 __all__ = [
     "DUMMY",
@@ -121,6 +122,7 @@ __all__ = [
     "request_rows",
     "require_free_space",
     "resumed",
+    "returned_batch",
     "room_for_ends",
     "stays_in_process",
     "stored_lanes",

@@ -1603,6 +1603,7 @@ MUTANTS = [
     *of(
         "../adapters/fbuf_adapters/pytorch/_drawer.py",
         ("make = functools.partial(_modes.under, context, make)", "pass", "adapters", ("test_buffers.py", "modes_of")),
+        ("            with returned_batch():", "            if True:", "frames", ("test_frames_by_words.py", "crosses")),
     ),
     *of(
         "../adapters/fbuf_adapters/pytorch/_modes.py",

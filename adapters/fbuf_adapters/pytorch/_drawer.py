@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 
 import fbuf
-from fbuf.adapter_api import BatchDrawer, Calls, fold_in
+from fbuf.adapter_api import BatchDrawer, Calls, fold_in, returned_batch
 from fbuf_adapters.pytorch import _delivery, _dtypes, _modes, _packed
 from fbuf_adapters.pytorch._delivery import PackedBatch
 from fbuf_adapters.pytorch._sizes import Sizes
@@ -314,7 +314,8 @@ def turning(form: Any, recipe: Recipe, draw: Callable[..., Any]) -> Callable[...
             return alone(state, key, turn, count, beta, batch_size)
 
         if batches == 1:
-            return one(turn)
+            with returned_batch():  # where there are more, a kernel puts each among the others
+                return one(turn)
 
         def step(turn: Any, _: None) -> tuple[Any, Any]:
             drawn, after = one(turn)
