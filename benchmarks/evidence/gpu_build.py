@@ -16,7 +16,8 @@ A kernel is a device operation of the scheduled program; those in a loop count o
 are launches a call, and of the step in scan, launches a step. Large copies are those of N / 8 bytes
 or more, and larger than a batch. Rows are 17 + 6 + 1 float32 and a bool. For NStep they have a next
 observation, too, and for FrameStack an observation of 84 x 84 uint8. From `Prioritized(floor=1.0)`
-on they have a version.
+on they have a version. Frames are rows with such an observation. A call from Python returns them as
+they are, and the kernel that reads them loads words. Load bytes are the widest load in its PTX.
 
 XLA captures the kernels of a scanned step as CUDA graphs. The longest chain is that of kernels of
 which each waits for the one before it; `cuda_graphs` says more.
@@ -34,6 +35,7 @@ import pathlib
 import re
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -75,6 +77,7 @@ import fbuf  # noqa: E402 (after the early exit)
 from benchmarks import harness, report  # noqa: E402 (after the early exit)
 from benchmarks.evidence import cuda_graphs  # noqa: E402 (after the early exit)
 from benchmarks.peers import ROW as ITEM  # noqa: E402 (after the early exit)
+from fbuf.xla.rows import returned  # noqa: E402 (after the early exit)
 
 H200 = """
 gpu_device_info {
@@ -109,8 +112,16 @@ device_description_str: "NVIDIA H200"
 SMALL, LARGE = 2**20, 2**23
 IN_SCAN = "step in scan"
 BATCH, ADDED, STEPS = 256, 16, 100
-KERNELS = {("Prioritized", "sample"): 11, ("Prioritized", "update_priority"): 6}
+FRAMES, CALLED = "sample, frames", "sample, frames, from Python"
+KERNELS = {
+    ("Prioritized", "sample"): 11,
+    ("Prioritized", "update_priority"): 6,
+    ("Uniform", CALLED): 7,
+    ("Prioritized", CALLED): 11,
+}
 """The bars on kernels, at N = SMALL."""
+LOADS = {FRAMES: 4, CALLED: 16}
+"""The bars on load bytes."""
 WANTED = {
     ("Prioritized", "sample"): (
         8,
@@ -388,6 +399,20 @@ def compiled_for_gpu(
     return lowered.compile(compiler_options=dict(options or {}))
 
 
+def load_bytes(
+    function: Callable[..., Any], arguments: tuple[Any, ...], launches: list[Kernel]
+) -> int:
+    """Read from the PTX the widest load of the kernel with the largest result."""
+    largest = max(launches, key=lambda kernel: bytes_of(kernel.result)).name.replace(".", "_")
+    dumped = {"xla_dump_emitter_re": ".*"} if jax.__version_info__ >= (0, 11) else {}
+    with tempfile.TemporaryDirectory() as folder:
+        compiled_for_gpu(function, arguments, (), {"xla_dump_to": folder, **dumped})
+        texts = [path.read_text() for path in pathlib.Path(folder).glob("*.ptx")]
+    (text,) = (text for text in texts if re.search(rf"\.entry {largest}\(", text))
+    loads = re.findall(r"ld\.global\S*?(?:\.v(\d))?\.[a-z](\d+)\s", text)
+    return max(int(numbers or 1) * int(bits) // 8 for numbers, bits in loads)
+
+
 _devices: dict[int, list[Any]] = {}
 
 
@@ -432,6 +457,9 @@ def views(capacity: int, sampler: Any) -> Cases:
     rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((ADDED, *x.shape), x.dtype), FRAME)
     add = lambda state, rows: fbuf.add(state, rows, next_observation=rows["observation"])
     found["add, frames and the next ones"] = add, (frames, rows)
+    frames = jax.eval_shape(lambda: fbuf.init(FRAME, capacity, sampler=sampler))
+    sample = lambda s, k: fbuf.sample(s, k, BATCH)
+    found[FRAMES], found[CALLED] = (sample, (frames, key)), (returned()(sample), (frames, key))
     return found
 
 
@@ -566,6 +594,7 @@ class Row:
     temp_bytes_large: int
     alias_bytes: int
     state_bytes: int
+    load_bytes: int | None  # None: not read
     large_copies: list[str]
     missed: list[str]
     launches: list[Kernel]
@@ -601,6 +630,11 @@ def measure(sampler: Any, what: Callable[[int, Any], Cases]) -> list[Row]:
         # grows with N is much more.
         if large_one.temp_bytes - small.temp_bytes > (LARGE - SMALL) // 128:
             missed.append(f"temporary memory grows to {large_one.temp_bytes} at {LARGE} rows")
+        load = None
+        if function in LOADS:
+            load = load_bytes(*both[0][function], small.launches)
+            if load < LOADS[function]:
+                missed.append(f"loads of {load} bytes, {LOADS[function]} wanted")
         rows.append(
             Row(
                 name,
@@ -613,6 +647,7 @@ def measure(sampler: Any, what: Callable[[int, Any], Cases]) -> list[Row]:
                 large_one.temp_bytes,
                 small.alias_bytes,
                 state_bytes,
+                load,
                 copies,
                 missed,
                 small.launches,
@@ -628,7 +663,7 @@ def table(rows: list[Row]) -> list[str]:
     """The report as lines of Markdown."""
     small, large = f"N = 2^{SMALL.bit_length() - 1}", f"N = 2^{LARGE.bit_length() - 1}"
     head = ["sampler", "function", f"kernels, {small}", large, f"temp bytes, {small}", large]
-    head += ["bytes in place", "bytes of state", "large copies", "bars"]
+    head += ["bytes in place", "bytes of state", "load bytes", "large copies", "bars"]
     lines = []
     for r in rows:
         turns = STEPS if r.function == IN_SCAN else 1
@@ -637,8 +672,8 @@ def table(rows: list[Row]) -> list[str]:
             kernels = [f"{k} and {r.unknown_loops} loops of unknown length" for k in kernels]
         sizes = [f"{n:,}" for n in (r.temp_bytes, r.temp_bytes_large)]
         place = [f"{n:,}" if r.in_place else "-" for n in (r.alias_bytes, r.state_bytes)]
-        copies = str(len(r.large_copies))
-        line = [r.sampler, r.function, *kernels, *sizes, *place, copies]
+        copies = ["-" if r.load_bytes is None else str(r.load_bytes), str(len(r.large_copies))]
+        line = [r.sampler, r.function, *kernels, *sizes, *place, *copies]
         lines.append([*line, "; ".join(r.missed) or "held"])
     return report.table(head, lines)
 
