@@ -23,15 +23,15 @@ from fbuf.dispatch.call import refuse_consumed
 from fbuf.dispatch.flax import register as register_with_flax
 from fbuf.dispatch.parse import can_hold
 from fbuf.dispatch.torch_compile import opaque, opaque_all
-from fbuf.doctor.opened import Part
-from fbuf.doctor.opened import opened as opened_for_report
 from fbuf.host.programs import batch_of as build_host_batch
 from fbuf.host.transitions import Transitions as HostTransitions
 from fbuf.ops.ends_room import free_for_ends, room_for_ends, with_room_for_ends
-from fbuf.ops.resume import Episodes, resumed
-from fbuf.ops.resume import check as check_episodes
+from fbuf.ops.load import Episodes
 from fbuf.ops.sample import planned as plan_draws
 from fbuf.ops.spec import BufferSpec
+from fbuf.owner.owner import Asked, Holder, Owner, owner_of
+from fbuf.owner.resume import check as check_episodes
+from fbuf.owner.resume import resumed
 from fbuf.runtime.batch_stream import BatchDrawer, BatchStream, Drawn
 from fbuf.runtime.fixed_arguments import arguments as fixed_arguments
 from fbuf.runtime.interrupts import Calls, at_once, of_newest, uninterrupted
@@ -67,6 +67,7 @@ __all__ = [
     "TERMINATED",
     "TRUNCATED",
     "Ask",
+    "Asked",
     "Autoreset",
     "BatchDrawer",
     "BatchStream",
@@ -76,10 +77,11 @@ __all__ = [
     "Draw",
     "Drawn",
     "Episodes",
+    "Holder",
     "HostTransitions",
     "Lane",
     "Layout",
-    "Part",
+    "Owner",
     "Reader",
     "Reading",
     "Request",
@@ -114,7 +116,7 @@ __all__ = [
     "on_automatic_axes",
     "opaque",
     "opaque_all",
-    "opened_for_report",
+    "owner_of",
     "place",
     "plan_draws",
     "refuse_consumed",

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import os
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -17,8 +15,7 @@ import numpy as np
 
 from fbuf.dispatch.call import refuse_consumed
 from fbuf.dispatch.intact import refuse_other_arrays
-from fbuf.mesh.shards import shards_here
-from fbuf.sharded_state import ShardedState
+from fbuf.owner.owner import Asked, owner_of
 from fbuf.state import State
 from fbuf.storage import deferred, store
 from fbuf.storage.layout import Layout
@@ -50,59 +47,34 @@ class Part:
     over_mesh: bool = False
 
 
-@functools.singledispatch
-def opened(buffer: Any, function: str) -> AbstractContextManager[list[Part]]:
-    """Return the parts of a buffer; inside the context nobody changes them.
+KINDS = "a fbuf.State, a ShardedState, a HostStore or a buffer of fbuf_adapters"
 
-    Classes that hold a buffer register a function of their own.
+
+@contextlib.contextmanager
+def opened(buffer: Any, function: str) -> Generator[list[Part]]:
+    """Open the parts of a buffer; inside the context nobody changes them.
 
     Args:
-        buffer: The buffer.
+        buffer: The buffer, of any class that has an owner; see `owner_of`.
         function: The name of the caller, for messages.
 
     Raises:
-        TypeError: If nothing is registered for the class of the buffer, or if it is traced.
+        TypeError: If it is no buffer, or if it is traced.
         ValueError: If it is a batch of buffers.
         RuntimeError: If it has been consumed.
     """
-    found = f"got {type(buffer).__name__}"
-    instead = "make one with fbuf.init"
-    if isinstance(buffer, tuple):
-        instead = "give the state alone, as in state, batch = fbuf.draw(...)"
-    elif isinstance(buffer, str | os.PathLike):
-        instead = "of a checkpoint give fbuf.load(path).state, or run fbuf doctor PATH"
-    elif isinstance(getattr(buffer, "state", None), State | ShardedState):
-        instead = "give its state, as in collector.state"
-    raise TypeError(
-        f"fbuf.{function}: state must be a fbuf.State, a ShardedState, a HostStore or a buffer of "
-        f"fbuf_adapters, {found}; {instead}"
-    )
+    owner = owner_of(buffer, Asked(f"fbuf.{function}", KINDS))
+    with owner.lock:
+        _check_values(owner.index, function)
+        states = owner.whole()
+        for state in states:
+            _check(state, function)
+        parts = map(of_state, states)
+        yield [dataclasses.replace(part, over_mesh=owner.over_mesh) for part in parts]
 
 
-@opened.register
-@contextlib.contextmanager
-def _(buffer: State, function: str) -> Generator[list[Part]]:  # pyright: ignore[reportMissingTypeArgument]
-    check(buffer, function)
-    refuse_other_arrays(function, buffer)
-    yield [of_state(buffer)]
-
-
-@opened.register
-@contextlib.contextmanager
-def _(buffer: ShardedState, function: str) -> Generator[list[Part]]:  # pyright: ignore[reportMissingTypeArgument]
-    check_values(buffer, function)
-    if not buffer.fault.is_fully_addressable:
-        raise ValueError(
-            f"fbuf.{function}: state lies on devices of several processes, and one of them sees "
-            "its own shards alone; call fbuf.save, and then run fbuf doctor PATH"
-        )
-    shards = [of_state(shard) for _, shard in shards_here(buffer)]
-    yield [dataclasses.replace(shard, over_mesh=True) for shard in shards]
-
-
-def check(state: State[Any], function: str) -> None:
-    """Refuse a state that has no values, and a batch of states."""
-    check_values(state, function)
+def _check(state: State[Any], function: str) -> None:
+    """Refuse a batch of states, and a state that other code has changed."""
     shape = np.shape(state.fault)
     if shape:
         first = f"x[{', '.join('0' * len(shape))}]"
@@ -110,9 +82,10 @@ def check(state: State[Any], function: str) -> None:
             f"fbuf.{function}: state is a batch of buffers of shape {shape}; give one of them: "
             f"jax.tree.map(lambda x: {first}, state)"
         )
+    refuse_other_arrays(function, state)
 
 
-def check_values(state: Any, function: str) -> None:
+def _check_values(state: State[Any], function: str) -> None:
     """Refuse a state that has no values."""
     if isinstance(state.fault, jax.core.Tracer):
         raise TypeError(

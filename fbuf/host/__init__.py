@@ -1,9 +1,6 @@
 """Rows in host memory, or in files, with flags and indices on the device."""
 
 from fbuf.dispatch.torch_compile import opaque_all as _opaque_all
-
-# The import lets fbuf.report and fbuf.plot take objects of this package.
-from fbuf.host import reported  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from fbuf.host.host_store import HostStore as HostStore
 from fbuf.host.prefetch import Batches as Batches
 

@@ -20,16 +20,17 @@ from fbuf.dispatch import call, parse
 from fbuf.host import programs, saving
 from fbuf.host.checkpoint_rows import SavedRows
 from fbuf.host.contents import Contents, check_free_memory
+from fbuf.host.owner import HostOwner
 from fbuf.host.prefetch import Batches, numbered
 from fbuf.host.row_arrays import Rows
-from fbuf.ops import resume
 from fbuf.ops.check_finite import check_rows
 from fbuf.ops.draw import require_noting
-from fbuf.ops.load import newest
+from fbuf.ops.load import Episodes, newest
 from fbuf.ops.read import require_key
-from fbuf.ops.resume import Episodes
 from fbuf.ops.sample import require_step
 from fbuf.ops.spec import BufferSpec
+from fbuf.owner import resume
+from fbuf.owner.owner import owner_of
 from fbuf.runtime import fixed_arguments, processes, wait
 from fbuf.samplers import Sampler
 from fbuf.samplers.protocol.placing import refuse
@@ -612,6 +613,7 @@ class HostStore(Generic[Item]):
 
 
 processes.stays(HostStore)
+owner_of.register(HostStore, HostOwner)
 
 
 def _refuse_noting(sampler: Sampler) -> None:

@@ -18,10 +18,9 @@ from fbuf.dispatch import parse
 from fbuf.host import memory_maps, programs
 from fbuf.host.checkpoint_rows import SavedRows
 from fbuf.host.contents import Contents
-from fbuf.ops import resume
-from fbuf.ops.load import as_damage
-from fbuf.ops.resume import Episodes
+from fbuf.ops.load import Episodes, as_damage
 from fbuf.ops.spec import BufferSpec
+from fbuf.owner import resume
 from fbuf.samplers import Sampler
 from fbuf.storage import deferred, tags
 

@@ -45,6 +45,7 @@ MECHANISMS = {
     r"\bat_once\b": 5,
     r"\buninterrupted\b": 13,
     r"\bisinstance\([^()]*\bPlannedSampler\b": 5,
+    r"\bisinstance\([^()]*\bHostStore\b": 4,  # all others ask `owner_of`
 }
 """The most files of code that name a mechanism, those that define and export it included."""
 

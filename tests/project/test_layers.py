@@ -30,6 +30,7 @@ LAYERS = (
     "ops",
     "mesh",
     "targets",
+    "owner",
     "doctor",
     "_exported",
     "sharded",

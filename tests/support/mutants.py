@@ -1302,7 +1302,21 @@ MUTANTS = [
     ),
     *of(
         "doctor/opened.py",
-        ("over_mesh=True", "over_mesh=False", "read", ("test_report.py", "over_a_mesh")),
+        ("over_mesh=owner.over_mesh", "over_mesh=False", "read", ("test_report.py", "over_a_mesh")),
+        ("    with owner.lock:\n", "    if True:\n", "adapters", ("test_owners.py", "holds_the_lock")),
+    ),
+    *of(
+        "owner/owner.py",
+        ("            instead = \"give its state, as in collector.state\"\n", "            pass\n", "adapters", ("test_owners.py", "refuses")),
+        ("        self.buffer = dataclasses.replace(self.buffer, blocks=change(self.index))\n", "        pass\n", "adapters", ("test_collector_buffers.py", "leaves_the_whole")),
+        ("        return self.buffer.num_shards\n", "        return 1\n", "writers", ("test_several_writers.py", "two_collectors")),
+        ("        self.asked.refuse(self.buffer)\n", "        pass\n", "adapters", ("test_owners.py", "refuses")),
+        ("getattr(self.buffer, \"lock\", None) or self._held.lock", "self._held.lock", "adapters", ("test_owners.py", "holds_the_lock")),
+    ),
+    *of(
+        "host/owner.py",
+        ("        if operation == \"add\" and self.buffer.contents.owned:", "        if False:", "adapters", ("test_collector_buffers.py", "says_so")),
+        ("        self.buffer.contents.change(operation, **given)\n", "        pass\n", "adapters", ("test_collector_buffers.py", "leaves_the_whole")),
     ),
     *of(
         "doctor/rewards.py",
@@ -1568,9 +1582,9 @@ MUTANTS = [
         ("np.concatenate(known) & ~self.stands_in[rows]", "np.concatenate(known)", "next observations", ("test_minari.py", "stands_in")),
     ),
     *of(
-        "ops/resume.py",
-        ("if episodes == \"end\" and isinstance(buffer, State):", "if False:", "adapters", ("test_buffers.py", "joins_no_row")),
-        ("    buffer.contents.change(cut_episodes)\n", "", "adapters", ("test_host.py", "store_ends")),
+        "owner/resume.py",
+        ("if episodes == \"end\":", "if False:", "adapters", ("test_buffers.py", "joins_no_row")),
+        ("        owner.change(cut_episodes)\n", "        pass\n", "adapters", ("test_host.py", "store_ends")),
         ("values.choice(function, \"episodes\", episodes, get_args(Episodes))", "pass", "adapters", ("test_buffers.py", "one_of_two")),
     ),
     *of(
@@ -1721,9 +1735,7 @@ MUTANTS = [
     ),
     *of(
         "../adapters/fbuf_adapters/gymnasium/_chunk_writer.py",
-        ("        contents.index = _with_resets(contents.index, envs)\n", "", "adapters", ("test_collector_buffers.py", "leaves_the_whole")),
-        ("        return dataclasses.replace(buffer, blocks=blocks)", "        return buffer", "adapters", ("test_collector_buffers.py", "leaves_the_whole")),
-        ("        if buffer.contents.owned:", "        if False:", "adapters", ("test_collector_buffers.py", "says_so")),
+        ("        envs = jax.device_put(envs, before.sharding)\n", "        pass\n", "adapters", ("test_collector_buffers.py", "leaves_the_whole")),
     ),
     *of(
         "storage/left_off.py",
@@ -1738,9 +1750,8 @@ MUTANTS = [
     ),
     *of(
         "../adapters/fbuf_adapters/gymnasium/_chunk_writer.py",
-        ("ended = known(self._changed(kind, buffer), wait=kind.waits)", "ended = None", "writers", ("test_several_writers.py", "two_collectors")),
-        ("            self._left.note(kind.state(buffer).ring.cursor)\n", "", "writers", ("test_several_writers.py", "adds_no_row")),
-        ("        return buffer.num_shards\n", "        return 1\n", "writers", ("test_several_writers.py", "two_collectors")),
+        ("ended = known(self._changed(owner), wait=owner.in_place)", "ended = None", "writers", ("test_several_writers.py", "two_collectors")),
+        ("            self._left.note(owner.index.ring.cursor)\n", "", "writers", ("test_several_writers.py", "adds_no_row")),
     ),
     *of(
         "../adapters/fbuf_adapters/_scanned.py",
@@ -1749,8 +1760,8 @@ MUTANTS = [
     ),
     *of(
         "../adapters/fbuf_adapters/datasets/_target.py",
-        ("                    self.result.end_episode()\n                self.result.add", "                    pass\n                self.result.add", "writers", ("test_several_writers.py", "data_set")),
-        ("                self._left.note(contents.index.ring.cursor)\n", "", "writers", ("test_several_writers.py", "data_set")),
+        ("                self.owner.change(fbuf.end_episode)\n            self.owner.add", "                pass\n            self.owner.add", "writers", ("test_several_writers.py", "data_set")),
+        ("_marked, chunk))\n            self._left.note(self.index.ring.cursor)\n", "_marked, chunk))\n", "writers", ("test_several_writers.py", "data_set")),
     ),
     *of(
         "../adapters/fbuf_adapters/tensordict/_writer.py",

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 import fbuf
+from fbuf.adapter_api import Holder
 
 
 @jax.tree_util.register_dataclass
@@ -61,4 +62,5 @@ class ReplayBufferState:
         return function(self)
 
 
+Holder.register(ReplayBufferState, lambda state, _: state.buffer)
 ReplayBufferState.__module__ = "fbuf_adapters.brax"  # where users find it

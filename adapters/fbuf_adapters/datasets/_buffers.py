@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import fbuf
-from fbuf.adapter_api import refuse_consumed
-from fbuf.host import HostStore
+from fbuf.adapter_api import Asked, Owner, owner_of
 from fbuf_adapters.datasets._errors import DatasetError
 
 
@@ -14,7 +12,7 @@ class Buffer:
     """A `fbuf.State`, or a `HostStore`.
 
     Attributes:
-        result: The state or the store.
+        owner: Its owner.
     """
 
     def __init__(
@@ -27,28 +25,25 @@ class Buffer:
             given: The object.
             argument: The name of the argument.
             operation: The function of `fbuf` that a consumed state is refused for.
-            advice: The end of the message if the object is neither.
+            advice: What to do if the object is neither.
 
         Raises:
             TypeError: If the object is neither a state nor a store.
             DatasetError: If the object is a batch of buffers.
             RuntimeError: If the state has been consumed.
         """
-        if isinstance(given, fbuf.State):
-            refuse_consumed(operation, given)
-        elif not isinstance(given, HostStore):
-            raise TypeError(
-                f"{where}: {argument} must be a fbuf.State or a HostStore, got "
-                f"{type(given).__name__}{advice}"
-            )
-        self.result: Any = given
+        asked = Asked(where, "a fbuf.State or a HostStore", advice, argument)
+        self.owner: Owner = owner_of(given, asked)
+        if self.owner.over_mesh:
+            asked.refuse(given)
+        self.owner.require(operation)
         if self.index.ring.cursor.ndim != 2:
             raise DatasetError(f"{where}: the buffer is a batch of buffers; give one of them")
 
     @property
     def index(self) -> Any:
         """The state, with flags and ring; the rows of a store lie elsewhere."""
-        return self.result.contents.index if isinstance(self.result, HostStore) else self.result
+        return self.owner.index
 
     @property
     def item(self) -> Any:

@@ -186,9 +186,9 @@ def _run(source: Source, target: Target, to_add: Iterator[Chunk], progress: bool
                 f"episodes{part}; the attribute 'state' of this exception is the buffer with them"
             )
             # An exception takes any attribute; pyright knows the attributes of the class alone.
-            error.state = target.result  # pyright: ignore[reportAttributeAccessIssue]
+            error.state = target.owner.buffer  # pyright: ignore[reportAttributeAccessIssue]
         raise
-    return target.result
+    return target.owner.buffer
 
 
 class Options(TypedDict, total=False):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +10,6 @@ import numpy as np
 
 import fbuf
 from fbuf.adapter_api import DUMMY, REMOVED, STANDS_IN, TERMINATED, TRUNCATED, Lane, stored_lanes
-from fbuf.host import HostStore
 from fbuf_adapters.datasets._buffers import Buffer
 from fbuf_adapters.datasets._chunks import rows_at_once
 from fbuf_adapters.datasets._fields import NEXT, Array, named, under
@@ -63,13 +61,12 @@ class OrderedRows(Buffer):
 
     def _batches(self, rows: Array, view: Any) -> Iterator[tuple[Array, Any]]:
         """Yield whether a view knows each row, and the view of the rows, some at a time."""
-        store, index = self.result, self.index
-        read = store.read if isinstance(store, HostStore) else functools.partial(fbuf.read, store)
+        index = self.index
         size = rows_at_once(jax.tree.leaves(self.item), len(self.slots))
         for start in range(0, len(rows), size):
             wanted = self.slots[rows[start : start + size]]
             padded = np.pad(wanted, (0, size - len(wanted)), constant_values=-1)
-            batch = read(fbuf.ids_at(index, padded), view=view)
+            batch = self.owner.read(fbuf.ids_at(index, padded), view)
             part = lambda leaf, n=len(wanted): np.asarray(leaf)[:n]
             yield part(batch.mask), jax.tree.map(part, batch.data)
 

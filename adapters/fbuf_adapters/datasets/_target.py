@@ -12,7 +12,6 @@ import numpy as np
 
 import fbuf
 from fbuf.adapter_api import STANDS_IN, uninterrupted
-from fbuf.host import HostStore
 from fbuf_adapters._left_off import LeftOff, known
 from fbuf_adapters.datasets._buffers import Buffer
 from fbuf_adapters.datasets._chunks import Chunk
@@ -30,12 +29,12 @@ class Target(Buffer):
     """
 
     def __init__(self, where: str, into: Any) -> None:
-        super().__init__(where, into, "into", "add", "; leave it out for a new buffer")
+        super().__init__(where, into, "into", "add", "leave it out for a new buffer")
         self._left = LeftOff()
         ring = self.index.ring
         instead = (
             "make the store without num_envs, and with autoreset='same_step'"
-            if isinstance(into, HostStore)
+            if self.owner.in_place
             else "leave into out, with the same next_of, and add what you get: state = "
             "fbuf.extend(state, loaded) deals the episodes out to the environments"
         )
@@ -70,31 +69,22 @@ class Target(Buffer):
 
     def end_episode(self) -> None:
         """Have the next row begin an episode."""
-        if isinstance(self.result, HostStore):
-            with self.result.lock:
-                self.result.end_episode()
-                self._left.note(self.index.ring.cursor)
-            return
-        with uninterrupted():
-            self.result = fbuf.end_episode(self.result)
+        with self.owner.lock, uninterrupted():
+            self.owner.change(fbuf.end_episode)
+            self._left.note(self.index.ring.cursor)
 
     def add(self, chunk: Chunk) -> None:
         """Add rows. No signal may cut this in two.
 
         Another thread may add to a store between two chunks, and these are no continuation then.
         """
-        if isinstance(self.result, HostStore):
-            with self.result.lock:
-                cursor, lanes = self.index.ring.cursor, self.index.ring.lanes
-                if known(self._left.changed(cursor, lanes), wait=True) is not None:
-                    self.result.end_episode()
-                self.result.add(chunk.items, **_given(chunk))
-                contents = self.result.contents
-                contents.index = _marked(contents.index, chunk)
-                self._left.note(contents.index.ring.cursor)
-            return
-        state = self.result = fbuf.add(self.result, chunk.items, **_given(chunk))
-        self.result = _marked(state, chunk)
+        with self.owner.lock:
+            cursor, lanes = self.index.ring.cursor, self.index.ring.lanes
+            if known(self._left.changed(cursor, lanes), wait=True) is not None:
+                self.owner.change(fbuf.end_episode)
+            self.owner.add(chunk.items, **_given(chunk))
+            self.owner.replace_index(functools.partial(_marked, chunk))
+            self._left.note(self.index.ring.cursor)
 
 
 def _given(chunk: Chunk) -> dict[str, Any]:
@@ -106,7 +96,7 @@ def _given(chunk: Chunk) -> dict[str, Any]:
     return {**given, "mask": np.arange(len(flags.terminated)) < chunk.rows}
 
 
-def _marked(state: Any, chunk: Chunk) -> Any:
+def _marked(chunk: Chunk, state: Any) -> Any:
     """Mark the unknown next observations of a chunk that was added just now."""
     ring, next_obs, flags = state.ring, state.next_obs, chunk.flags
     # Copies: JAX may read an array of NumPy after the call, and the next chunk is written to the

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import functools
 from typing import Any
 
 import jax
 import numpy as np
 
 import fbuf
-from fbuf.adapter_api import refuse_consumed
-from fbuf.host import HostStore
+from fbuf.adapter_api import Asked, Owner, owner_of
 from fbuf_adapters._fields import MAKE, blank_rows, check_rows, with_blank
 from fbuf_adapters._left_off import LeftOff, known
 from fbuf_adapters.gymnasium._chunk import StepChunk
@@ -21,6 +20,8 @@ from fbuf_adapters.gymnasium._spaces import Spec, map_leaves
 
 SMALL = 128
 """A number of steps; fewer get an add of their own only if little is collected at a time."""
+
+_KINDS = "a fbuf.State, a fbuf.sharded.ShardedState or a HostStore"
 
 
 class ChunkWriter:
@@ -67,21 +68,28 @@ class ChunkWriter:
 
     def check(self, function: str, buffer: Any) -> None:
         """Refuse a buffer that the chunks do not fit into, or that has been consumed."""
-        where = f"{self._owner}.{function}"
-        kind = _kind_of(where, buffer)
-        state, num_envs = kind.state(buffer), kind.num_envs(buffer)
-        check_rows(where, state, self._fields, self._options, num_envs, kind.make)
-        kind.check(where, buffer)
-        self._changed(kind, buffer)  # known by the time at which the chunk has come
+        owner = self._owner_of(buffer, function)
+        owner.require("add")
+        make = owner.make.format("collector.item, capacity", "**collector.options")
+        where = owner.asked.where
+        check_rows(where, owner.index, self._fields, self._options, owner.num_envs, make)
+        if owner.over_mesh and not owner.index.fault.is_fully_addressable:
+            raise ValueError(
+                f"{where}: the mesh has devices of other processes, and a collector has the "
+                "environments of its own; collect into a buffer of each process"
+            )
+        self._changed(owner)  # known by the time at which the chunk has come
 
     def keeps_next(self, buffer: Any) -> bool:
         """Return whether a checked buffer has next observations."""
-        state = _kind_of(self._owner, buffer).state(buffer)
+        state = self._owner_of(buffer).index
         return state.next_obs is not None or "next_observation" in state.storage.item
 
     def end_episode(self, buffer: Any) -> Any:
         """End all open episodes of a checked buffer, which is consumed."""
-        return _kind_of(self._owner, buffer).end_episode(buffer, None)
+        owner = self._owner_of(buffer)
+        owner.change(fbuf.end_episode, mask=None)
+        return owner.buffer
 
     def add(self, buffer: Any, chunk: StepChunk, *, dummies: Any = None, envs: Any = None) -> Any:
         """Add a chunk to a checked buffer, which is consumed.
@@ -93,28 +101,33 @@ class ChunkWriter:
                 them itself, unless the chunk before went into another buffer.
             envs: bool `[num_envs]`: the environments that made the steps, if not all of them.
         """
-        kind = _kind_of(self._owner, buffer)
+        owner = self._owner_of(buffer)
         if chunk.next_observation is None and self.keeps_next(buffer):
             raise CollectorError(NO_FINAL)
-        given = self._given(kind.state(buffer), chunk, envs)
+        given = self._given(owner.index, chunk, envs)
         num_envs = chunk.terminated.shape[1]
-        with kind.lock(buffer):  # or another writer could come in between
-            ended = known(self._changed(kind, buffer), wait=kind.waits)
+        with owner.lock:  # or another writer could come in between
+            ended = known(self._changed(owner), wait=owner.in_place)  # its add waits anyway
             if np.any(chunk.fresh):
                 fresh = np.broadcast_to(chunk.fresh, num_envs)
                 ended = fresh if ended is None else ended | fresh
             if ended is not None:
-                buffer = kind.end_episode(buffer, ended)
+                owner.change(fbuf.end_episode, mask=ended)
             if dummies is not None and dummies.any():
-                buffer = kind.with_resets(buffer, np.array(dummies))
-            buffer = kind.add(buffer, given)
-            self._left.note(kind.state(buffer).ring.cursor)
-        return buffer
+                owner.replace_index(functools.partial(_with_resets, np.array(dummies)))
+            owner.add(**given, time_major=True)
+            self._left.note(owner.index.ring.cursor)
+        return owner.buffer
 
-    def _changed(self, kind: StateBuffer, buffer: Any) -> Any:
+    def _owner_of(self, buffer: Any, function: str = "collect") -> Owner:
+        """Return the owner of a buffer."""
+        asked = Asked(f"{self._owner}.{function}", _KINDS, f"make it with {MAKE}")
+        return owner_of(buffer, asked)
+
+    def _changed(self, owner: Owner) -> Any:
         """Return in which environments others have changed the newest rows since."""
-        lanes: Any = kind.num_envs(buffer)
-        return self._left.changed(kind.state(buffer).ring.cursor, lanes, kind.shards(buffer))
+        lanes: Any = owner.num_envs
+        return self._left.changed(owner.index.ring.cursor, lanes, owner.num_shards)
 
     def _given(self, state: Any, chunk: StepChunk, envs: Any) -> dict[str, Any]:
         """Return the arguments of `fbuf.add`, padded to one of a few sizes."""
@@ -150,133 +163,10 @@ def _padded(array: np.ndarray[Any, Any], size: int) -> np.ndarray[Any, Any]:
     return padded
 
 
-class StateBuffer:
-    """Changes a `fbuf.State`, which is consumed, and returns the new one.
-
-    The other kinds of buffers inherit from this class. A store on the host changes in place.
-    """
-
-    make = MAKE
-    """The call that makes one, for errors."""
-    waits = False
-    """An add waits for the device anyway."""
-
-    def state(self, buffer: Any) -> Any:
-        """Return the state that knows the item, the lanes and the next observations."""
-        return buffer
-
-    def num_envs(self, buffer: Any) -> int | None:
-        """Return the number of environments that the buffer is for."""
-        return self.state(buffer).ring.num_envs
-
-    def shards(self, buffer: Any) -> int:
-        """Return the number of shards, whose cursors lie one after the other."""
-        return 1
-
-    def lock(self, buffer: Any) -> contextlib.AbstractContextManager[Any]:
-        """Return a context in which nobody else changes the buffer."""
-        return contextlib.nullcontext()  # a state has one owner
-
-    def check(self, where: str, buffer: Any) -> None:
-        """Refuse a buffer that cannot be added to."""
-        refuse_consumed("add", buffer)
-
-    def add(self, buffer: Any, given: dict[str, Any]) -> Any:
-        """Add rows `[T, num_envs, ...]` of NumPy, by the arguments of `fbuf.add`."""
-        return fbuf.add(buffer, **given, time_major=True)
-
-    def end_episode(self, buffer: Any, envs: Any) -> Any:
-        """End the open episodes of some environments; None is all."""
-        return fbuf.end_episode(buffer, mask=envs)
-
-    def with_resets(self, buffer: Any, envs: Any) -> Any:
-        """Return the buffer with a dummy as the next row of these environments."""
-        return _with_resets(buffer, envs)
-
-
-class HostBuffer(StateBuffer):
-    """Changes a `HostStore` in place, and returns it."""
-
-    make = "HostStore(collector.item, capacity, **collector.options)"
-    waits = True
-
-    def state(self, buffer: Any) -> Any:
-        return buffer.contents.index
-
-    def lock(self, buffer: Any) -> contextlib.AbstractContextManager[Any]:
-        return buffer.lock
-
-    def check(self, where: str, buffer: Any) -> None:
-        if buffer.contents.owned:
-            raise ValueError(
-                f"{where}: the store belongs to a buffer for PyTorch, which would not know of the "
-                "rows; give the collector a store of its own"
-            )
-
-    def add(self, buffer: Any, given: dict[str, Any]) -> Any:
-        buffer.add(**given, time_major=True)
-        return buffer
-
-    def end_episode(self, buffer: Any, envs: Any) -> Any:
-        buffer.end_episode(mask=envs)
-        return buffer
-
-    def with_resets(self, buffer: Any, envs: Any) -> Any:
-        contents = buffer.contents
-        contents.index = _with_resets(contents.index, envs)
-        return buffer
-
-
-class MeshBuffer(StateBuffer):
-    """Changes a `fbuf.sharded.ShardedState` of one process."""
-
-    make = "fbuf.sharded.init(collector.item, capacity, mesh=mesh, **collector.options)"
-
-    def state(self, buffer: Any) -> Any:
-        return buffer.blocks
-
-    def num_envs(self, buffer: Any) -> int | None:
-        return buffer.num_envs
-
-    def shards(self, buffer: Any) -> int:
-        return buffer.num_shards
-
-    def check(self, where: str, buffer: Any) -> None:
-        super().check(where, buffer)
-        if not buffer.fault.is_fully_addressable:
-            raise ValueError(
-                f"{where}: the mesh has devices of other processes, and a collector has the "
-                "environments of its own; collect into a buffer of each process"
-            )
-
-    def with_resets(self, buffer: Any, envs: Any) -> Any:
-        along = jax.sharding.NamedSharding(buffer.mesh, buffer.spec)
-        blocks = _with_resets(buffer.blocks, jax.device_put(envs, along))
-        return dataclasses.replace(buffer, blocks=blocks)
-
-
-def _with_resets(state: Any, resets: Any) -> Any:
-    opened = dataclasses.replace(state.ring.open, resets=resets)
+def _with_resets(envs: Any, state: Any) -> Any:
+    """Return a state with a dummy as the next row of these environments."""
+    before = state.ring.open.resets
+    if isinstance(before.sharding, jax.NamedSharding):
+        envs = jax.device_put(envs, before.sharding)
+    opened = dataclasses.replace(state.ring.open, resets=envs)
     return dataclasses.replace(state, ring=dataclasses.replace(state.ring, open=opened))
-
-
-_KINDS: dict[type, StateBuffer] = {
-    fbuf.State: StateBuffer(),
-    fbuf.sharded.ShardedState: MeshBuffer(),
-    HostStore: HostBuffer(),
-}
-
-
-def _kind_of(where: str, buffer: Any) -> StateBuffer:
-    """Return the functions that change this buffer.
-
-    Raises:
-        TypeError: If it is no buffer.
-    """
-    for kind, functions in _KINDS.items():
-        if isinstance(buffer, kind):
-            return functions
-    raise TypeError(
-        f"{where}: state must be a fbuf.State, a fbuf.sharded.ShardedState or a HostStore, got "
-        f"{type(buffer).__name__}; make it with {MAKE}"
-    )

@@ -15,9 +15,6 @@ except ModuleNotFoundError as _error:
     raise ImportError('fbuf_adapters.pytorch needs PyTorch: pip install "fbuf[torch]"') from _error
 
 from fbuf.adapter_api import opaque_all as _opaque_all
-
-# The import lets fbuf.report and fbuf.plot take objects of this package.
-from fbuf_adapters.pytorch import _reported  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from fbuf_adapters.pytorch._add import add_from_torch as add_from_torch
 from fbuf_adapters.pytorch._callback import callback as callback
 from fbuf_adapters.pytorch._error import InteropError as InteropError

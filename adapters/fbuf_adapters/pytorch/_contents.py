@@ -270,6 +270,13 @@ class Contents:
 
     # Memory.
 
+    def inner(self, function: str) -> fbuf.State[Any]:
+        """Return the state with its rows, for a report; one without an item if none is known."""
+        if self.stored is None:
+            self.check_open(function)
+            return self.empty_state()
+        return self.made(function).backend.whole()
+
     def empty_state(self) -> fbuf.State[Any]:
         """Return a state without the item, for what does not depend on it."""
         buffer = self.spec.buffer

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import fbuf
-from fbuf.adapter_api import made_with, refuse_consumed
-from fbuf.host import HostStore
+from fbuf.adapter_api import Asked, made_with, owner_of
 from fbuf_adapters.pytorch._contents import Contents
 from fbuf_adapters.pytorch._error import InteropError
 from fbuf_adapters.pytorch._item import learn
@@ -21,11 +20,15 @@ def arguments_of(begins: str, state: Any, options: Mapping[str, Any]) -> dict[st
         InteropError: If it is neither.
         ValueError: If an option is not what the state was made with.
     """
-    store = state if isinstance(state, HostStore) else None
-    index: Any = state if store is None else store.contents.index
-    if not isinstance(index, fbuf.State):
-        raise InteropError(f"{begins} state {_advice(state)}")
-    refuse_consumed("from_state", index)
+    asked = Asked(begins.rstrip(":"), "a fbuf.State or a HostStore", error=InteropError)
+    owner = owner_of(state, asked)
+    owner.require("from_state")
+    if owner.over_mesh:
+        raise InteropError(
+            f"{begins} state lies over a mesh; use the functions of fbuf, and to_torch for its "
+            "batches"
+        )
+    index, store = owner.index, state if owner.in_place else None
     if index.ring.cursor.ndim != 2:
         raise InteropError(
             f"{begins} state is a batch of {index.ring.cursor.shape[:-2]} buffers; take one of "
@@ -61,14 +64,3 @@ def take_over(contents: Contents, state: fbuf.State[Any]) -> None:
     with contents.lock:
         written = bool(int(state.ring.count()))
         contents.stored = contents.calls.apart(lambda: contents.make(learned, state, written))
-
-
-def _advice(given: Any) -> str:
-    name = type(given).__name__
-    if isinstance(getattr(given, "state", None), fbuf.State):
-        return f"is a {name}; give its .state"
-    if isinstance(given, tuple | list):
-        return f"is a {name} of several; make a buffer of each"
-    if name == "ShardedState":
-        return "lies over a mesh; use the functions of fbuf, and to_torch for its batches"
-    return f"must be a fbuf.State or a HostStore, got {name}; make one with fbuf.init"

@@ -16,6 +16,7 @@ from fbuf.adapter_api import (
     BufferSpec,
     Cancelled,
     Episodes,
+    Holder,
     Sampler,
     View,
     check,
@@ -748,3 +749,4 @@ class ReplayBuffer(Copied):
 
 
 stays_in_process(ReplayBuffer)
+Holder.register(ReplayBuffer, lambda buffer, function: buffer.contents.inner(function))

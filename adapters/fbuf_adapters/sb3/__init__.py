@@ -10,8 +10,6 @@ except ModuleNotFoundError as _error:
         'fbuf_adapters.sb3 needs Stable-Baselines3: pip install "fbuf[sb3]"'
     ) from _error
 
-# The import lets fbuf.report and fbuf.plot take objects of this package.
-from fbuf_adapters.sb3 import _reported  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from fbuf_adapters.sb3._algorithms import PrioritizedDQN as PrioritizedDQN
 from fbuf_adapters.sb3._algorithms import PrioritizedReplay as PrioritizedReplay
 from fbuf_adapters.sb3._algorithms import PrioritizedSAC as PrioritizedSAC

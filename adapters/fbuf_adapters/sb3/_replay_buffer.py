@@ -15,7 +15,7 @@ from stable_baselines3.common.utils import get_device
 from stable_baselines3.common.vec_env import VecNormalize
 
 import fbuf
-from fbuf.adapter_api import BufferSpec, Sampler, View
+from fbuf.adapter_api import BufferSpec, Holder, Sampler, View
 from fbuf_adapters.sb3 import _checks, _columns, _overrides, _pickles
 from fbuf_adapters.sb3._all_rows import AllRows, rows_of, stored
 from fbuf_adapters.sb3._batches import Batches, valid
@@ -482,6 +482,9 @@ class ReplayBuffer(Priorities, buffers.ReplayBuffer):
 _GET_SAMPLES = vars(ReplayBuffer)["_get_samples"]
 _FREE = frozenset(("beta", "_losses", "_weighs", "_drew", "_was_updated"))
 """Attributes that `sample` sets."""
+
+
+Holder.register(ReplayBuffer, lambda buffer, _: buffer.memory.state)
 
 
 def _check_same(name: str, value: Any, own: Any) -> None:

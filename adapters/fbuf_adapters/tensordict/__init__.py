@@ -16,9 +16,6 @@ except ModuleNotFoundError as _error:
     ) from _error
 
 from fbuf.adapter_api import opaque_all as _opaque_all
-
-# The import lets fbuf.report and fbuf.plot take objects of this package.
-from fbuf_adapters.tensordict import _reported  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from fbuf_adapters.tensordict._from_torchrl import from_torchrl as from_torchrl
 from fbuf_adapters.tensordict._replay_buffer import TensorDictReplayBuffer as TensorDictReplayBuffer
 

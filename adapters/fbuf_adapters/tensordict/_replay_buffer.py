@@ -16,6 +16,7 @@ from fbuf.adapter_api import (
     Autoreset,
     BufferSpec,
     Episodes,
+    Holder,
     Sampler,
     View,
     check,
@@ -716,6 +717,7 @@ class TensorDictReplayBuffer(Copied):
 
 
 stays_in_process(TensorDictReplayBuffer)
+Holder.register(TensorDictReplayBuffer, lambda buffer, _: buffer.buffer)
 
 
 def _tensordict(function: str, data: Any, dims: int) -> TensorDictBase:

@@ -8,7 +8,7 @@ from fbuf.checks import values
 from fbuf.ops import lost_next
 from fbuf.ops.end_episode import cut_episodes
 from fbuf.ops.load import MORE_ENDS, Episodes
-from fbuf.state import State
+from fbuf.owner.owner import Asked, owner_of
 
 
 def check(function: str, episodes: Any) -> None:
@@ -17,7 +17,7 @@ def check(function: str, episodes: Any) -> None:
 
 
 def resumed(buffer: Any, episodes: Episodes, where: str) -> Any:
-    """Return a loaded buffer ready to continue: a state, which is consumed, or a `HostStore`.
+    """Return a loaded buffer ready to continue; a state is consumed.
 
     Environments that were not restored begin episodes: no stored row continues in one of them.
 
@@ -26,10 +26,9 @@ def resumed(buffer: Any, episodes: Episodes, where: str) -> Any:
         episodes: As for `fbuf.load`.
         where: The function that was called, for warnings.
     """
-    if episodes == "end" and isinstance(buffer, State):
-        buffer = cut_episodes(buffer)
-    elif episodes == "end":
-        buffer.contents.change(cut_episodes)
-    index = buffer if isinstance(buffer, State) else buffer.contents.index
-    lost_next.of_states(where, [index], MORE_ENDS)
-    return buffer
+    owner = owner_of(buffer, Asked(where))
+    owner.require("end_episode")
+    if episodes == "end":
+        owner.change(cut_episodes)
+    lost_next.of_states(where, owner.whole(), MORE_ENDS)
+    return owner.buffer
