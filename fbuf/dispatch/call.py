@@ -52,20 +52,26 @@ HostCheck = Callable[[str, Any, dict[str, Any]], None]
 """A function of an operation's name, a state and the other arguments by name."""
 
 
-def require_state(function: str, state: Any, argument: str = "state") -> None:
-    """Refuse a value that is no `State`."""
+def require_state(
+    function: str, state: Any, argument: str = "state", over_mesh: bool = False
+) -> None:
+    """Refuse a value that is no `State`; `over_mesh` tells whether a `ShardedState` would do."""
     if not isinstance(state, State):
-        _refuse(function, state, argument)
+        _refuse(function, state, argument, over_mesh)
 
 
-def _refuse(function: str, state: Any, argument: str = "state") -> NoReturn:
+def _refuse(
+    function: str, state: Any, argument: str = "state", over_mesh: bool = False
+) -> NoReturn:
     name = type(state).__name__
-    instead = "make one with fbuf.init"
+    wanted, instead = "a fbuf.State", "make one with fbuf.init"
+    if over_mesh:
+        wanted, instead = f"{wanted} or a ShardedState", f"{instead} or fbuf.sharded.init"
     if isinstance(state, ShardedState):
         instead = "it does not work over a mesh"
     elif isinstance(state, tuple):
         instead = "give the state alone, as in state, batch = fbuf.pop(...)"
-    raise TypeError(f"fbuf.{function}: {argument} must be a fbuf.State, got {name}; {instead}")
+    raise TypeError(f"fbuf.{function}: {argument} must be {wanted}, got {name}; {instead}")
 
 
 def is_deleted(array: Any) -> bool:
@@ -335,9 +341,11 @@ class _Dispatcher:
 
     def form_for(self, state: Any) -> Callable[..., Any]:
         """Return the form for a state of another type; refuse the state if there is none."""
-        if self.form is not None and isinstance(state, self.form[0]):
-            return self.form[1]
-        self._type.refuse(self.name, state)
+        if self.form is None:
+            self._type.refuse(self.name, state)
+        if not isinstance(state, self.form[0]):
+            _refuse(self.name, state, over_mesh=True)
+        return self.form[1]
 
     def run(self, donate: bool, before: tuple[Any, ...], given: dict[str, Any]) -> Any:
         """Call the compiled function."""

@@ -60,7 +60,7 @@ def after(state: Any, batch: Any) -> Any:
         4
     """
     if not isinstance(state, ShardedState):
-        require_state("after", state)
+        require_state("after", state, over_mesh=True)
         one_buffer("after", state)
     # The ids of a batch are known once all of it has been read.
     reads = batch.ids.slot if isinstance(batch, Batch | ShardedSample) else batch

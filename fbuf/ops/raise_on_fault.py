@@ -49,7 +49,7 @@ def raise_on_fault(
         >>> fbuf.raise_on_fault(state)
     """
     if not isinstance(state, ShardedState | ShardedSample):
-        require_state("raise_on_fault", state)
+        require_state("raise_on_fault", state, over_mesh=True)
     if isinstance(state.fault, jax.core.Tracer):
         raise TypeError(
             "fbuf.raise_on_fault: state is traced, and a compiled function cannot raise; call "

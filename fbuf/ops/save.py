@@ -114,7 +114,7 @@ def save(
             "fbuf.save: the path comes first, and then the state: state = fbuf.save(path, state)"
         )
     if not isinstance(state, ShardedState):
-        require_state("save", state)
+        require_state("save", state, over_mesh=True)
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((state, extra))):
         raise TypeError("fbuf.save: state or extra is traced; call fbuf.save outside of jit")
     refuse_consumed("save", state)
