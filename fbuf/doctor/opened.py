@@ -85,7 +85,7 @@ def _check(state: State[Any], function: str) -> None:
     refuse_other_arrays(function, state)
 
 
-def _check_values(state: State[Any], function: str) -> None:
+def _check_values(state: Any, function: str) -> None:
     """Refuse a state that has no values."""
     if isinstance(state.fault, jax.core.Tracer):
         raise TypeError(
