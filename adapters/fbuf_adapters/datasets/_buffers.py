@@ -16,23 +16,16 @@ class Buffer:
     """
 
     def __init__(
-        self, where: str, given: Any, argument: str, operation: str, advice: str = ""
+        self, where: str, given: Any, operation: str, argument: str = "state", instead: str = ""
     ) -> None:
-        """Take a caller's object.
-
-        Args:
-            where: The function that was called, for errors.
-            given: The object.
-            argument: The name of the argument.
-            operation: The function of `fbuf` that a consumed state is refused for.
-            advice: What to do if the object is neither.
+        """Take a caller's object; a consumed state is refused for this function of `fbuf`.
 
         Raises:
             TypeError: If the object is neither a state nor a store.
             DatasetError: If the object is a batch of buffers.
             RuntimeError: If the state has been consumed.
         """
-        asked = Asked(where, "a fbuf.State or a HostStore", advice, argument)
+        asked = Asked(where, "a fbuf.State or a HostStore", instead, argument)
         self.owner: Owner = owner_of(given, asked)
         if self.owner.over_mesh:
             asked.refuse(given)

@@ -28,7 +28,7 @@ class OrderedRows(Buffer):
     """
 
     def __init__(self, where: str, state: Any) -> None:
-        super().__init__(where, state, "state", "rows")
+        super().__init__(where, state, "rows")
         parts = zip(*map(_kept, stored_lanes(self.index.ring)), strict=True)
         slots, self.terminated, self.truncated, self.whole, self.stands_in = map(
             np.concatenate, parts

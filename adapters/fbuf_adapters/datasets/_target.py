@@ -29,7 +29,7 @@ class Target(Buffer):
     """
 
     def __init__(self, where: str, into: Any) -> None:
-        super().__init__(where, into, "into", "add", "leave it out for a new buffer")
+        super().__init__(where, into, "add", "into", "leave it out for a new buffer")
         self._left = LeftOff()
         ring = self.index.ring
         instead = (
