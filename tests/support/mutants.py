@@ -977,7 +977,7 @@ MUTANTS = [
     *of(
         "../adapters/fbuf_adapters/pytorch/_from_state.py",
         ("name in options and options[name] != found[name]", "False", "adapters", COPIED),
-        ("    refuse_consumed(\"from_state\", index)\n", "", "adapters", COPIED),
+        ("    owner.require(\"from_state\")\n", "", "adapters", COPIED),
     ),
     *of(
         "../adapters/fbuf_adapters/pytorch/_words.py",
