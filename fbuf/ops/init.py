@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import Any, get_args
 
 import jax
-import jax.core
-import jax.numpy as jnp
+import numpy as np
 
 from fbuf.checks import sizes
 from fbuf.checks import values as check
@@ -23,6 +22,7 @@ from fbuf.storage import store, tags
 from fbuf.storage.episodes import Autoreset
 from fbuf.storage.ring import Ring
 from fbuf.storage.store import Item, Storage
+from fbuf.xla.filled import traced, zeros
 from fbuf.xla.place import allocating, settled
 from fbuf.xla.varying import varying
 
@@ -175,7 +175,7 @@ def of_ring(
         ends = max_ends or ends_by_default(ring, storage, next_of)
         next_obs = next_observations.empty(storage, ring, next_of, ends)
     row_fields.check(sampler, storage.layout)
-    return State(storage, ring, next_obs, sampler.init(ring), jnp.uint32(0), sampler)
+    return State(storage, ring, next_obs, sampler.init(ring), zeros((), np.uint32), sampler)
 
 
 def empty_like(
@@ -220,10 +220,9 @@ def check_room(
         step: The number that a capacity is a multiple of.
         make: Makes a buffer of a capacity.
     """
-    probe = jnp.zeros(())
-    if isinstance(probe, jax.core.Tracer):
+    if traced():
         return
-    device = next(iter(probe.devices()))
+    device = next(iter(zeros((), np.uint8).devices()))
     free = sizes.free(device)
     # The exact size takes a trace, which is not worth its time far below the free memory.
     if free is None or capacity * (3 * sizes.nbytes(specs) + 64) < free:

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from fbuf._pytree import pytree
@@ -31,6 +32,7 @@ from fbuf.trees import bit_tree, sum_tree
 from fbuf.trees.smallest import smallest
 from fbuf.trees.sum_tree import Aggregate, SumTree
 from fbuf.xla.duplicates import last_of_each
+from fbuf.xla.filled import zeros
 from fbuf.xla.tie import tie
 from fbuf.xla.varying import varying
 
@@ -131,8 +133,8 @@ class EvictLowest(  # pyright: ignore[reportIncompatibleVariableOverride]
         if not ever:
             keeps.insert(1, Aggregate.LARGEST)
         priorities = priority_index.empty(ring, EVERY_ROW, tuple(keeps), ever)
-        free = StartIndex(bit_tree.empty(ring.capacity), jnp.int32(0))
-        return EvictionIndex(priorities, free, jnp.int32(0))
+        free = StartIndex(bit_tree.empty(ring.capacity), zeros((), np.int32))
+        return EvictionIndex(priorities, free, zeros((), np.int32))
 
     def place(
         self, index: EvictionIndex, ring: Ring, mask: jax.Array, given: Given

@@ -6,12 +6,14 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fbuf._pytree import pytree
 from fbuf.checks import values as check
 from fbuf.samplers.protocol.queues import QueueSampler
 from fbuf.storage.faults import Fault, bits_where
 from fbuf.storage.ring import Ring, Span
+from fbuf.xla.filled import zeros
 
 
 @pytree
@@ -75,7 +77,7 @@ class Fifo(QueueSampler):
 
     def init(self, ring: Ring) -> FifoIndex:
         """Return an index without unread steps."""
-        return FifoIndex(jnp.zeros(ring.heads, jnp.int32))
+        return FifoIndex(zeros(ring.heads, np.int32))
 
     def add(self, index: FifoIndex, ring: Ring, span: Span) -> tuple[FifoIndex, jax.Array]:
         """Count the new rows as unread, besides the earlier unread rows that are still stored."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fbuf._pytree import pytree
 from fbuf.checks import values as check
@@ -23,6 +24,7 @@ from fbuf.samplers.uniform import Uniform
 from fbuf.storage.ring import Ring, Span
 from fbuf.trees import bit_tree
 from fbuf.xla.across import largest
+from fbuf.xla.filled import zeros
 
 _TURN = 3
 """The number folded into the key of a batch for the shard that comes first; see `shards`."""
@@ -229,7 +231,7 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
                 f"{ring.lane_length} rows; take another capacity, or another number of steps"
             )
         fresh = fresh_order.empty(ring)
-        return FreshIndex(fresh, jnp.int32(0), self.sampler.init(ring), ring.lanes)
+        return FreshIndex(fresh, zeros((), np.int32), self.sampler.init(ring), ring.lanes)
 
     def add(self, index: FreshIndex, ring: Ring, span: Span) -> tuple[FreshIndex, jax.Array]:
         """Mark the new starts as fresh, and count the fresh ones that were overwritten."""

@@ -6,6 +6,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fbuf._pytree import pytree
 from fbuf.checks import values as check
@@ -19,6 +20,7 @@ from fbuf.samplers.protocol.planned import Picked, Plan, PlannedSampler
 from fbuf.samplers.protocol.sampler import Ask, Draw, Given
 from fbuf.storage.ring import Ring, Span
 from fbuf.xla.duplicates import last_of_each
+from fbuf.xla.filled import zeros
 
 
 @pytree
@@ -98,7 +100,7 @@ class Reservoir(PlacingSampler, PlannedSampler):
 
     def init(self, ring: Ring) -> ReservoirIndex:
         """Return an index without rows."""
-        return ReservoirIndex(start_index.empty(ring, EVERY_ROW), jnp.zeros(2, jnp.uint32))
+        return ReservoirIndex(start_index.empty(ring, EVERY_ROW), zeros(2, np.uint32))
 
     def place(
         self, index: ReservoirIndex, ring: Ring, mask: jax.Array, given: Given

@@ -14,6 +14,7 @@ import numpy as np
 from jax import lax
 
 from fbuf._pytree import pytree
+from fbuf.xla.filled import zeros
 
 Autoreset = Literal["same_step", "next_step", "disabled"]
 """The behaviour of an environment at the end of an episode, in Gymnasium's words.
@@ -61,7 +62,7 @@ class InEpisode:
 
 def none_open(lanes: int) -> Open:
     """Return lanes without rows: the next row of each is the first of an episode."""
-    return Open(jnp.zeros(lanes, jnp.int32), jnp.zeros(lanes, jnp.int32), jnp.zeros(lanes, bool))
+    return Open(zeros(lanes, np.int32), zeros(lanes, np.int32), zeros(lanes, bool))
 
 
 def follow(

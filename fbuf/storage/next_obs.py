@@ -26,6 +26,7 @@ from fbuf.storage.faults import Fault, bits_where
 from fbuf.storage.masks import select
 from fbuf.storage.ring import ENDS, Ring, Span
 from fbuf.storage.store import Storage
+from fbuf.xla.filled import filled, zeros
 from fbuf.xla.rows import read_rows, write_rows
 from fbuf.xla.tie import tie
 
@@ -274,9 +275,9 @@ def empty(storage: Storage[Any], ring: Ring, field: str, ends: int) -> NextObs:
     ends = -(-ends // ring.heads) * ring.heads
     return NextObs(
         rows=store.empty(_observation(storage, field), ring.lanes + ends),
-        owner=jnp.full(ring.lanes + ends, -1, jnp.int32),
-        kept_at=jnp.zeros(ring.capacity, jnp.int32),
-        cursor=jnp.zeros((2, ring.heads), jnp.int32),
+        owner=filled(ring.lanes + ends, -1, np.int32),
+        kept_at=zeros(ring.capacity, np.int32),
+        cursor=zeros((2, ring.heads), np.int32),
         field=field,
     )
 

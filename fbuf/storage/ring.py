@@ -16,14 +16,15 @@ from __future__ import annotations
 
 import dataclasses
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fbuf._arrays import Array
 from fbuf._pytree import pytree
 from fbuf.storage import episodes, tags
 from fbuf.storage.episodes import Autoreset, InEpisode, Open
+from fbuf.xla.filled import copied, zeros
 from fbuf.xla.rows import read_rows
 
 # The bits of a row's flags.
@@ -79,7 +80,7 @@ class Span:
     most: int = dataclasses.field(metadata={"static": True})
     meant: jax.Array | None = None
     priority: jax.Array | None = None
-    alpha: chex.Array | float | None = None
+    alpha: Array | float | None = None
 
 
 @pytree
@@ -316,10 +317,10 @@ def empty(
     heads = 1 if lockstep else num_envs or 1
     return Ring(
         cursor=_tagged(np.zeros((tags.ROW, heads), np.int32), tag),
-        removed=jnp.int32(0) if removable or follow else None,
-        flags=jnp.zeros(capacity, jnp.uint8),
+        removed=zeros((), np.int32) if removable or follow else None,
+        flags=zeros(capacity, np.uint8),
         open=episodes.none_open(num_envs or 1) if follow else None,
-        writes=jnp.zeros(capacity, jnp.int32) if places else None,
+        writes=zeros(capacity, np.int32) if places else None,
         num_envs=num_envs,
         lockstep=lockstep,
         autoreset=autoreset,
@@ -331,5 +332,5 @@ def empty(
 def _tagged(cursor: np.ndarray, tag: jax.Array | int) -> jax.Array:
     """Return a cursor with a tag."""
     if isinstance(tag, int):  # one array, and no program to make it
-        return jnp.asarray(np.concatenate([cursor, np.full_like(cursor[:1], tag)]))
+        return copied(np.concatenate([cursor, np.full_like(cursor[:1], tag)]))
     return jnp.concatenate([cursor, jnp.broadcast_to(tag, cursor[:1].shape)])

@@ -27,6 +27,7 @@ from fbuf.storage import layout as layouts
 from fbuf.storage import wide_rows
 from fbuf.storage import words as words_of
 from fbuf.storage.layout import Field, Layout
+from fbuf.xla.filled import zeros
 from fbuf.xla.loop import zero_after
 from fbuf.xla.platform import by_platform
 from fbuf.xla.rows import read_rows, write_rows
@@ -140,7 +141,7 @@ def empty(item: Item, capacity: int) -> Storage[Item]:
     """Return a store of zeros, for items of these shapes and dtypes."""
     layout = layouts.of(item)
     layout.check_width()
-    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), spec(layout, capacity))
+    return jax.tree.map(lambda leaf: zeros(leaf.shape, leaf.dtype), spec(layout, capacity))
 
 
 def spec(layout: Layout, capacity: int) -> Storage[Any]:

@@ -18,6 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from fbuf.xla.filled import traced
+
 ROW = 4
 """The row of a ring's cursor that holds the tag. A checkpoint has the rows before it."""
 
@@ -43,7 +45,7 @@ def new() -> jax.Array | int:
     """
     if (agreed := _agreed.get()) is not None:
         return agreed
-    if not isinstance(jnp.zeros(()), jax.core.Tracer):
+    if not traced():
         return secrets.randbits(32) - 2**31
     # All processes of a cluster must compile the same program, and one of them may have made more.
     number = 0 if jax.distributed.is_initialized() else next(_traced)

@@ -21,10 +21,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from fbuf._pytree import pytree
 from fbuf.trees.levels import FANOUT, rows_for
+from fbuf.xla.filled import zeros
 from fbuf.xla.loop import (
     Numbers,
     blank,
@@ -74,7 +76,7 @@ class BitTree:
 def empty(capacity: int) -> BitTree:
     """Return a tree with no bit set."""
     top = _levels(capacity)[-1]
-    return BitTree(jnp.zeros(top.start + top.size, jnp.int32), capacity)
+    return BitTree(zeros(top.start + top.size, np.int32), capacity)
 
 
 def read(tree: BitTree, slots: jax.Array) -> jax.Array:

@@ -40,6 +40,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fbuf._pytree import pytree
 from fbuf.storage.ring import Span
@@ -53,6 +54,7 @@ from fbuf.trees.running_sums import (
     running_sums,
     sums_of_row,
 )
+from fbuf.xla.filled import filled, zeros
 from fbuf.xla.loop import by_halves, fetched
 from fbuf.xla.rows import read_rows
 from fbuf.xla.tie import tie
@@ -102,12 +104,12 @@ def empty(
 ) -> SumTree:
     """Return a tree with every value 0; -0 if values may be inactive."""
     rows = rows_for(capacity + 1)
-    leaves = jnp.full((rows, FANOUT), -0.0 if inactive else 0.0, jnp.float32)
+    leaves = filled((rows, FANOUT), -0.0 if inactive else 0.0, np.float32)
     nodes: list[jax.Array] = []
     while not nodes or rows > TOP // FANOUT:
         rows = rows_for(rows)
         kept = (len(keeps),) if len(keeps) > 1 else ()
-        nodes.append(jnp.zeros((rows, FANOUT, *kept), jnp.float32))
+        nodes.append(zeros((rows, FANOUT, *kept), np.float32))
     return SumTree(leaves, tuple(nodes), capacity, keeps, inactive)
 
 

@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 
 import jax
 import jax.core
-import jax.numpy as jnp
 import numpy as np
+
+from fbuf.xla.filled import copied
 
 T = TypeVar("T")
 
@@ -45,8 +46,7 @@ def put_like(array: jax.Array, value: np.ndarray) -> jax.Array:
     The result is committed to the place only if the array is: else JAX takes no part of a buffer to
     a mesh.
     """
-    # A copy: what JAX shares with NumPy it does not write to in place.
-    return jnp.copy(jax.device_put(value, array.sharding if array.committed else None))
+    return copied(value, array.sharding if array.committed else None)
 
 
 def _outside() -> Any:

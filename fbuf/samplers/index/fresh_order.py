@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fbuf.samplers.index import start_index
 from fbuf.samplers.index.start_index import StartIndex, StartIndexByLane
@@ -21,6 +22,7 @@ from fbuf.samplers.index.starts import int32_sum
 from fbuf.samplers.protocol.conditions import Window
 from fbuf.storage.ring import Ring
 from fbuf.trees import bit_tree
+from fbuf.xla.filled import zeros
 
 _NONE = 2**31 - 1
 """The key of no start."""
@@ -29,7 +31,7 @@ _NONE = 2**31 - 1
 def empty(ring: Ring) -> StartIndex:
     """Return an index without starts."""
     kind = StartIndexByLane if ring.heads > 1 else StartIndex
-    return kind(bit_tree.empty(ring.capacity), jnp.int32(0))
+    return kind(bit_tree.empty(ring.capacity), zeros((), np.int32))
 
 
 def count(fresh: StartIndex, ring: Ring, window: Window) -> jax.Array:

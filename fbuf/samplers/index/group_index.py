@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fbuf._pytree import pytree
 from fbuf.samplers.index import starts
@@ -17,6 +18,7 @@ from fbuf.storage.ring import Ring, Span
 from fbuf.trees import bit_tree
 from fbuf.trees.bit_tree import BitTree
 from fbuf.xla.duplicates import last_of_each
+from fbuf.xla.filled import filled, zeros
 from fbuf.xla.rows import read_rows, write_rows
 from fbuf.xla.tie import once, tie
 
@@ -41,11 +43,11 @@ class GroupIndex:
 
 def empty(ring: Ring, number: int) -> GroupIndex:
     """Return an index without starts, for so many groups."""
-    dtype = jnp.uint8 if number < _SMALL else jnp.int32
+    dtype = np.uint8 if number < _SMALL else np.int32
     return GroupIndex(
-        jnp.full(ring.capacity, number, dtype),
+        filled(ring.capacity, number, dtype),
         bit_tree.empty((number + 1) * ring.capacity),
-        jnp.zeros(number + 1, jnp.int32),
+        zeros(number + 1, np.int32),
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fbuf._pytree import pytree
 from fbuf.samplers.index import start_index, starts, versions
@@ -15,6 +16,7 @@ from fbuf.samplers.index.versions import Versions
 from fbuf.samplers.protocol.conditions import Window
 from fbuf.storage.ring import Ring, Span
 from fbuf.trees import bit_tree
+from fbuf.xla.filled import zeros
 from fbuf.xla.rows import read_rows, write_rows
 from fbuf.xla.tie import tie
 
@@ -39,8 +41,8 @@ class Lives:
 def empty(ring: Ring, has_uses: bool, has_versions: bool) -> Lives:
     """Return the lives of no rows."""
     return Lives(
-        live=StartIndex(bit_tree.empty(ring.capacity), jnp.int32(0)),
-        uses=jnp.zeros(ring.capacity, jnp.int32) if has_uses else None,
+        live=StartIndex(bit_tree.empty(ring.capacity), zeros((), np.int32)),
+        uses=zeros(ring.capacity, np.int32) if has_uses else None,
         versions=versions.empty(ring) if has_versions else None,
         lanes=ring.lanes,
     )

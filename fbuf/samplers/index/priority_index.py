@@ -10,6 +10,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fbuf._pytree import pytree
 from fbuf.samplers.index import starts
@@ -18,6 +19,7 @@ from fbuf.storage.ring import Ring, Span
 from fbuf.trees import sum_tree
 from fbuf.trees.sum_tree import Aggregate, SumTree
 from fbuf.xla.duplicates import last_of_each
+from fbuf.xla.filled import zeros
 from fbuf.xla.tie import tie
 
 
@@ -44,8 +46,8 @@ def empty(
     """Return an index without priorities; `ever` to keep the largest ever stored."""
     every_row = window.every_row
     tree = sum_tree.empty(ring.capacity, aggregates, inactive=not every_row)
-    num_starts = None if every_row else jnp.int32(0)
-    return PriorityIndex(tree, jnp.float32(0) if ever else None, num_starts)
+    num_starts = None if every_row else zeros((), np.int32)
+    return PriorityIndex(tree, zeros((), np.float32) if ever else None, num_starts)
 
 
 def add(

@@ -14,6 +14,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fbuf._pytree import pytree
 from fbuf.samplers.chance import random_bits, shards
@@ -25,6 +26,7 @@ from fbuf.samplers.protocol.sampler import Ask
 from fbuf.storage.ring import Ring, Span
 from fbuf.trees import bit_tree
 from fbuf.trees.bit_tree import BitTree
+from fbuf.xla.filled import zeros
 from fbuf.xla.loop import zero_after
 from fbuf.xla.tie import once, tie
 
@@ -40,7 +42,8 @@ class Segments:
 
 def empty(ring: Ring) -> Segments:
     """Return an index without segments."""
-    return Segments(bit_tree.empty(ring.capacity), bit_tree.empty(ring.capacity), jnp.int32(0))
+    none = bit_tree.empty(ring.capacity), bit_tree.empty(ring.capacity)
+    return Segments(*none, zeros((), np.int32))
 
 
 def add(

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from fbuf._pytree import pytree
@@ -20,6 +21,7 @@ from fbuf.storage.ring import Ring, Span
 from fbuf.trees import bit_tree
 from fbuf.trees.bit_tree import BitTree
 from fbuf.xla.duplicates import last_of_each
+from fbuf.xla.filled import zeros
 from fbuf.xla.platform import by_platform
 from fbuf.xla.tie import once, tie
 
@@ -74,7 +76,7 @@ class Change:
 def empty(ring: Ring, window: Window) -> StartIndex:
     """Return an index without starts."""
     if not window.every_row:
-        return StartIndex(bit_tree.empty(ring.capacity), jnp.int32(0))
+        return StartIndex(bit_tree.empty(ring.capacity), zeros((), np.int32))
     # Under one head the rows lie in the first slots. Where none is removed, all are starts.
     none_missing = ring.heads == 1 and ring.removed is None
     return StartIndex(None if none_missing else bit_tree.empty(ring.capacity), None)

@@ -13,6 +13,7 @@ from fbuf.samplers.index import start_index
 from fbuf.samplers.index.start_index import StartIndex
 from fbuf.storage.ring import Ring
 from fbuf.trees import bit_tree
+from fbuf.xla.filled import filled, zeros
 from fbuf.xla.rows import read_rows, write_rows
 
 CHUNK = 1024
@@ -34,8 +35,8 @@ class Versions:
 
 def empty(ring: Ring) -> Versions:
     """Return versions of no rows, of which any may be drawn."""
-    lowest = jnp.int32(np.iinfo(np.int32).min)
-    return Versions(jnp.zeros(ring.capacity, jnp.int32), lowest)
+    lowest = filled((), np.iinfo(np.int32).min, np.int32)
+    return Versions(zeros(ring.capacity, np.int32), lowest)
 
 
 def write(versions: Versions, slots: jax.Array, new: jax.Array) -> Versions:
