@@ -6,11 +6,11 @@ import dataclasses
 import fractions
 from typing import Any
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fbuf._arrays import Array
 from fbuf._pytree import pytree
 from fbuf.checks import values as check
 
@@ -156,9 +156,9 @@ class Pace:
     def due(
         self,
         counter: PaceCounter,
-        added: chex.Array | int,
+        added: Array | int,
         *,
-        most: chex.Array | int | None = None,
+        most: Array | int | None = None,
     ) -> tuple[jax.Array, PaceCounter]:
         """Count environment steps, and return the number of gradient steps due for them.
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, cast
 
-import chex
 import jax
 from jax.sharding import PartitionSpec
 
+from fbuf._arrays import PRNGKey
 from fbuf.mesh import per_device
 from fbuf.mesh.sample import drawn, layout_of_batch, require_multiple
 from fbuf.ops.after import after
@@ -24,7 +24,7 @@ from fbuf.xla.tie import tie
 
 def draw(
     state: ShardedState[StoredItem],
-    key: chex.PRNGKey,
+    key: PRNGKey,
     batch_size: int,
     *,
     view: View[Data] = Item(),

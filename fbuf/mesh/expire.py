@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import chex
 from jax.sharding import PartitionSpec
 
+from fbuf._arrays import Array
 from fbuf.dispatch.read_before_write import tied
 from fbuf.mesh import per_device
 from fbuf.ops.expire import expire as plain_expire
@@ -16,7 +16,7 @@ from fbuf.state import State
 from fbuf.storage.store import Item
 
 
-def expire(state: ShardedState[Item], version: chex.Array | int) -> ShardedState[Item]:
+def expire(state: ShardedState[Item], version: Array | int) -> ShardedState[Item]:
     """Retire rows of lower versions in all shards; see `fbuf.expire`."""
     state = tied("expire", state)
     with_versions("expire", state.blocks)

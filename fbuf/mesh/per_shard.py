@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-import chex
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
+from fbuf._arrays import Array
 from fbuf.checks import sizes
 from fbuf.dispatch import parse
 from fbuf.dispatch.call import operation
@@ -93,7 +93,7 @@ def size(state: ShardedState[Any]) -> jax.Array | Count:
     return per_device.on_devices("size", run, state)
 
 
-def can_sample(state: ShardedState[Any], min_size: chex.Array | int = 1) -> jax.Array:
+def can_sample(state: ShardedState[Any], min_size: Array | int = 1) -> jax.Array:
     """Tell whether there is a row to draw in any shard; see `fbuf.can_sample`."""
 
     def run(state: ShardedState[Any], min_size: Any) -> jax.Array:

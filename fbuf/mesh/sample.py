@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, cast
 
-import chex
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from fbuf._arrays import PRNGKey
 from fbuf.dispatch import read_before_write
 from fbuf.mesh import exchange, per_device
 from fbuf.mesh.any_rows import read_any
@@ -36,7 +36,7 @@ _ANYWHERE = 4
 
 def sample(
     state: ShardedState[Any],
-    key: chex.PRNGKey,
+    key: PRNGKey,
     batch_size: int,
     *,
     view: View[Data] = Item(),

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import chex
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
+from fbuf._arrays import Array, PRNGKey
 from fbuf.checks import values as check
 from fbuf.dispatch import parse
 from fbuf.dispatch.call import operation
@@ -47,9 +47,9 @@ def _is_sharded_sample(function: str, argument: str, value: Any) -> Any:
 def thin(
     state: ShardedState[Any],
     batch: ShardedSample[Data],
-    key: chex.PRNGKey,
+    key: PRNGKey,
     count: int,
-    error: chex.Array,
+    error: Array,
 ) -> ShardedSample[Data]:
     """Draw some rows of a large batch, with replacement, in proportion to their errors.
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import chex
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
+from fbuf._arrays import Array
 from fbuf.checks import values as check
 from fbuf.dispatch import parse, read_before_write
 from fbuf.dispatch.read_before_write import tied
@@ -40,7 +40,7 @@ _Change = Callable[[State[Any], Ids, Any, Any], State[Any]]
 def update_priority(
     state: ShardedState[Item],
     ids: ShardedIds,
-    priority: chex.Array,
+    priority: Array,
     *,
     mask: Any = None,
     alpha: Any = None,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, NamedTuple, overload
 
-import chex
 import jax
 import jax.numpy as jnp
 
+from fbuf._arrays import Array
 from fbuf.checks import values as check
 from fbuf.dispatch import parse
 from fbuf.dispatch.call import operation_of_both
@@ -44,13 +44,13 @@ def add(
     state: State[Item],
     items: Item,
     *,
-    terminated: chex.Array | bool | None = None,
-    truncated: chex.Array | bool | None = None,
+    terminated: Array | bool | None = None,
+    truncated: Array | bool | None = None,
     next_observation: Any = None,
-    priority: chex.Array | float | None = None,
-    mask: chex.Array | bool | None = None,
+    priority: Array | float | None = None,
+    mask: Array | bool | None = None,
     time_major: bool = False,
-    alpha: chex.Array | float | None = None,
+    alpha: Array | float | None = None,
     donate: bool = True,
 ) -> State[Item]: ...
 @overload
@@ -58,13 +58,13 @@ def add(
     state: ShardedState[Item],
     items: Item,
     *,
-    terminated: chex.Array | bool | None = None,
-    truncated: chex.Array | bool | None = None,
+    terminated: Array | bool | None = None,
+    truncated: Array | bool | None = None,
     next_observation: Any = None,
-    priority: chex.Array | float | None = None,
-    mask: chex.Array | bool | None = None,
+    priority: Array | float | None = None,
+    mask: Array | bool | None = None,
     time_major: bool = False,
-    alpha: chex.Array | float | None = None,
+    alpha: Array | float | None = None,
     donate: bool = True,
 ) -> ShardedState[Item]: ...
 @operation_of_both(
@@ -76,13 +76,13 @@ def add(
     state: State[Item],
     items: Item,
     *,
-    terminated: chex.Array | bool | None = None,
-    truncated: chex.Array | bool | None = None,
+    terminated: Array | bool | None = None,
+    truncated: Array | bool | None = None,
     next_observation: Any = None,
-    priority: chex.Array | float | None = None,
-    mask: chex.Array | bool | None = None,
+    priority: Array | float | None = None,
+    mask: Array | bool | None = None,
     time_major: bool = False,
-    alpha: chex.Array | float | None = None,
+    alpha: Array | float | None = None,
     donate: bool = True,
 ) -> State[Item]:
     """Write rows after the newest one; in a full buffer they replace the oldest ones.

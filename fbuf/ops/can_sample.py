@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, overload
 
-import chex
 import jax
 
+from fbuf._arrays import Array
 from fbuf.checks import values as check
 from fbuf.dispatch.call import operation_of_both
 from fbuf.sharded_state import ShardedState
@@ -14,11 +14,11 @@ from fbuf.state import State
 
 
 @overload
-def can_sample(state: State[Any], min_size: chex.Array | int = 1) -> jax.Array: ...
+def can_sample(state: State[Any], min_size: Array | int = 1) -> jax.Array: ...
 @overload
-def can_sample(state: ShardedState[Any], min_size: chex.Array | int = 1) -> jax.Array: ...
+def can_sample(state: ShardedState[Any], min_size: Array | int = 1) -> jax.Array: ...
 @operation_of_both(checks={"min_size": check.count})
-def can_sample(state: State[Any], min_size: chex.Array | int = 1) -> jax.Array:
+def can_sample(state: State[Any], min_size: Array | int = 1) -> jax.Array:
     """Tell whether there is a row to draw, and at least `min_size` rows are stored.
 
     A row can be drawn if its priority is above 0 and, with a window, if all steps of its window are

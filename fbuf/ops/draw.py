@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import overload
 
-import chex
-
+from fbuf._arrays import Array, PRNGKey
 from fbuf.checks import values as check
 from fbuf.dispatch.call import operation_of_both
 from fbuf.ops.after import after
@@ -25,22 +24,22 @@ from fbuf.xla.tie import tie
 @overload
 def draw(
     state: State[StoredItem],
-    key: chex.PRNGKey,
+    key: PRNGKey,
     batch_size: int,
     *,
     view: View[Data] = Item(),
-    beta: chex.Array | float | None = None,
-    count: chex.Array | int | None = None,
+    beta: Array | float | None = None,
+    count: Array | int | None = None,
     donate: bool = True,
 ) -> tuple[State[StoredItem], Sample[Data]]: ...
 @overload
 def draw(
     state: ShardedState[StoredItem],
-    key: chex.PRNGKey,
+    key: PRNGKey,
     batch_size: int,
     *,
     view: View[Data] = Item(),
-    beta: chex.Array | float | None = None,
+    beta: Array | float | None = None,
     donate: bool = True,
 ) -> tuple[ShardedState[StoredItem], ShardedSample[Data]]: ...
 @operation_of_both(
@@ -48,12 +47,12 @@ def draw(
 )
 def draw(
     state: State[StoredItem],
-    key: chex.PRNGKey,
+    key: PRNGKey,
     batch_size: int,
     *,
     view: View[Data] = Item(),
-    beta: chex.Array | float | None = None,
-    count: chex.Array | int | None = None,
+    beta: Array | float | None = None,
+    count: Array | int | None = None,
     donate: bool = True,
 ) -> tuple[State[StoredItem], Sample[Data]]:
     """Draw a batch, and have the buffer remember what was drawn.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import overload
 
-import chex
 import jax
 import jax.numpy as jnp
 
+from fbuf._arrays import Array
 from fbuf.dispatch import parse
 from fbuf.dispatch.call import operation_of_both
 from fbuf.sharded_state import ShardedState
@@ -22,15 +22,15 @@ from fbuf.xla.tie import tie
 
 @overload
 def end_episode(
-    state: State[Item], *, mask: chex.Array | bool | None = None, donate: bool = True
+    state: State[Item], *, mask: Array | bool | None = None, donate: bool = True
 ) -> State[Item]: ...
 @overload
 def end_episode(
-    state: ShardedState[Item], *, mask: chex.Array | bool | None = None, donate: bool = True
+    state: ShardedState[Item], *, mask: Array | bool | None = None, donate: bool = True
 ) -> ShardedState[Item]: ...
 @operation_of_both()
 def end_episode(
-    state: State[Item], *, mask: chex.Array | bool | None = None, donate: bool = True
+    state: State[Item], *, mask: Array | bool | None = None, donate: bool = True
 ) -> State[Item]:
     """End the open episodes: call it when your collector resets its environments.
 

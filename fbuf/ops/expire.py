@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, overload
 
-import chex
 import jax.numpy as jnp
 
+from fbuf._arrays import Array
 from fbuf.checks import values as check
 from fbuf.dispatch.call import operation_of_both
 from fbuf.ops.uses import limited_of
@@ -18,15 +18,13 @@ from fbuf.xla.tie import tie
 
 
 @overload
-def expire(
-    state: State[Item], version: chex.Array | int, *, donate: bool = True
-) -> State[Item]: ...
+def expire(state: State[Item], version: Array | int, *, donate: bool = True) -> State[Item]: ...
 @overload
 def expire(
-    state: ShardedState[Item], version: chex.Array | int, *, donate: bool = True
+    state: ShardedState[Item], version: Array | int, *, donate: bool = True
 ) -> ShardedState[Item]: ...
 @operation_of_both(checks={"version": check.count})
-def expire(state: State[Item], version: chex.Array | int, *, donate: bool = True) -> State[Item]:
+def expire(state: State[Item], version: Array | int, *, donate: bool = True) -> State[Item]:
     """Retire rows of lower versions: no batch has them from now on.
 
     The buffer must be made with `fbuf.Limited(version="...")`. Call it when the policy of the
@@ -75,7 +73,7 @@ def with_versions(function: str, state: State[Any]) -> None:
         )
 
 
-def without_older(state: State[Item], version: chex.Array | int) -> State[Item]:
+def without_older(state: State[Item], version: Array | int) -> State[Item]:
     """Retire the rows of lower versions."""
     sampler, index = limited_of("expire", state)
     lowest = tie(jnp.asarray(version, jnp.int32), state.fault)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import chex
 import jax.numpy as jnp
 
+from fbuf._arrays import Array
 from fbuf.checks import values as check
 from fbuf.dispatch import read_before_write
 from fbuf.dispatch.call import operation
@@ -20,9 +20,7 @@ _COUNT = functools.partial(check.integer, smallest=1)
 
 
 @operation(static=("count",), checks={"count": _COUNT, "group": check.count, "first": check.count})
-def group_ids(
-    state: State[Any], group: chex.Array | int, count: int, *, first: chex.Array | int = 0
-) -> Ids:
+def group_ids(state: State[Any], group: Array | int, count: int, *, first: Array | int = 0) -> Ids:
     """Name rows of one group, oldest first: all that `fbuf.Grouped` may draw of it.
 
     Args:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fbuf._arrays import Array
 from fbuf.checks import values as check
 from fbuf.dispatch import read_before_write
 from fbuf.dispatch.call import operation
@@ -48,7 +48,7 @@ def _integers(function: str, argument: str, value: Any) -> Any:
 
 
 @operation(checks={"slots": _integers}, typed=("slots",))
-def ids_at(state: State[Any], slots: chex.Array) -> Ids:
+def ids_at(state: State[Any], slots: Array) -> Ids:
     """Name the rows that lie in these slots now.
 
     It is for programs that know only slots. The ids of a batch are better: they name the drawn

@@ -6,9 +6,9 @@ import dataclasses
 import functools
 from typing import Any
 
-import chex
 import jax.numpy as jnp
 
+from fbuf._arrays import Array
 from fbuf.checks import values as check
 from fbuf.dispatch import parse
 from fbuf.dispatch.call import operation
@@ -34,7 +34,7 @@ def pop(
     count: int,
     *,
     keep: int = 0,
-    mask: chex.Array | bool | None = None,
+    mask: Array | bool | None = None,
     view: View[Data] = Item(),
     donate: bool = True,
 ) -> tuple[State[Any], Rollout[Data]]:

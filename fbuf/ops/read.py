@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import chex
 import jax
 import jax.numpy as jnp
 
+from fbuf._arrays import PRNGKey
 from fbuf.checks import values as check
 from fbuf.dispatch import parse, read_before_write
 from fbuf.dispatch.call import operation
@@ -38,7 +38,7 @@ def read(
     ids: Ids,
     *,
     view: View[Data] = Item(),
-    key: chex.PRNGKey | None = None,
+    key: PRNGKey | None = None,
 ) -> Batch[Data]:
     """Read rows by their ids; the state does not change.
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import overload
 
-import chex
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fbuf._arrays import Array
 from fbuf.checks import values as check
 from fbuf.dispatch.call import operation_of_both
 from fbuf.ops.named import named
@@ -32,7 +32,7 @@ def remove(
     state: State[Item],
     ids: Ids,
     *,
-    mask: chex.Array | bool | None = None,
+    mask: Array | bool | None = None,
     episodes: bool = False,
     donate: bool = True,
 ) -> State[Item]: ...
@@ -41,7 +41,7 @@ def remove(
     state: ShardedState[Item],
     ids: ShardedIds,
     *,
-    mask: chex.Array | bool | None = None,
+    mask: Array | bool | None = None,
     donate: bool = True,
 ) -> ShardedState[Item]: ...
 @operation_of_both(static=("episodes",), checks={"episodes": check.boolean})
@@ -49,7 +49,7 @@ def remove(
     state: State[Item],
     ids: Ids,
     *,
-    mask: chex.Array | bool | None = None,
+    mask: Array | bool | None = None,
     episodes: bool = False,
     donate: bool = True,
 ) -> State[Item]:

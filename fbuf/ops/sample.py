@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, overload
 
-import chex
 import jax
 import jax.numpy as jnp
 
+from fbuf._arrays import Array, PRNGKey
 from fbuf.checks import values as check
 from fbuf.dispatch.call import operation_of_both
 from fbuf.ops.read import is_view, noted
@@ -45,23 +45,23 @@ CHECKS = {"batch_size": check.integer, "key": is_key, "view": is_view, "beta": c
 @overload
 def sample(
     state: State[Any],
-    key: chex.PRNGKey,
+    key: PRNGKey,
     batch_size: int,
     *,
     view: View[Data] = Item(),
-    beta: chex.Array | float | None = None,
-    step: chex.Array | int | tuple[chex.Array | int, chex.Array | int] | None = None,
-    count: chex.Array | int | None = None,
+    beta: Array | float | None = None,
+    step: Array | int | tuple[Array | int, Array | int] | None = None,
+    count: Array | int | None = None,
 ) -> Sample[Data]: ...
 @overload
 def sample(
     state: ShardedState[Any],
-    key: chex.PRNGKey,
+    key: PRNGKey,
     batch_size: int,
     *,
     view: View[Data] = Item(),
-    beta: chex.Array | float | None = None,
-    step: chex.Array | int | tuple[chex.Array | int, chex.Array | int] | None = None,
+    beta: Array | float | None = None,
+    step: Array | int | tuple[Array | int, Array | int] | None = None,
 ) -> ShardedSample[Data]: ...
 @operation_of_both(
     static=("batch_size", "view"),
@@ -70,13 +70,13 @@ def sample(
 )
 def sample(
     state: State[Any],
-    key: chex.PRNGKey,
+    key: PRNGKey,
     batch_size: int,
     *,
     view: View[Data] = Item(),
-    beta: chex.Array | float | None = None,
-    step: chex.Array | int | tuple[chex.Array | int, chex.Array | int] | None = None,
-    count: chex.Array | int | None = None,
+    beta: Array | float | None = None,
+    step: Array | int | tuple[Array | int, Array | int] | None = None,
+    count: Array | int | None = None,
 ) -> Sample[Data]:
     """Draw a batch; the state does not change.
 

@@ -7,10 +7,10 @@ import math
 from collections.abc import Sequence
 from typing import Any, Generic
 
-import chex
 import jax
 import jax.numpy as jnp
 
+from fbuf._arrays import Array, PRNGKey
 from fbuf._pytree import pytree
 from fbuf.checks import values as check
 from fbuf.checks.uncompared import Uncompared
@@ -64,11 +64,11 @@ class MixedSample(Uncompared, Generic[Item]):
 
 def sample_mixed(
     sources: Sequence[tuple[State[Any], float]],
-    key: chex.PRNGKey,
+    key: PRNGKey,
     batch_size: int,
     *,
     view: View[Data] = ItemView(),
-    beta: chex.Array | float | None = None,
+    beta: Array | float | None = None,
 ) -> MixedSample[Data]:
     """Draw one batch from several buffers, such as offline and online data.
 

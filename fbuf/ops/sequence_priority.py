@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import chex
 import jax
 import jax.numpy as jnp
 
+from fbuf._arrays import Array
 from fbuf.checks import values as check
 from fbuf.dispatch import parse
 from fbuf.dispatch.call import operation
@@ -21,9 +21,7 @@ def _share(function: str, argument: str, value: Any) -> Any:
 
 
 @operation(state_type=None, checks={"eta": _share})
-def sequence_priority(
-    priority: chex.Array, loss_mask: chex.Array, *, eta: chex.Array | float = 0.9
-) -> jax.Array:
+def sequence_priority(priority: Array, loss_mask: Array, *, eta: Array | float = 0.9) -> jax.Array:
     """Make one priority of a sequence from its steps: `eta * max + (1 - eta) * mean`.
 
     The mean alone would hide one large error among many small ones. The largest alone would draw a

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import chex
 import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
 
+from fbuf._arrays import PRNGKey
 from fbuf.checks import values as check
 from fbuf.dispatch.call import operation, refuse_consumed, require_state
 from fbuf.ops.init import empty_like
@@ -24,7 +24,7 @@ from fbuf.xla.varying import varying
 
 
 def split(
-    state: State[Item], key: chex.PRNGKey | None, fraction: float
+    state: State[Item], key: PRNGKey | None, fraction: float
 ) -> tuple[State[Item], State[Item]]:
     """Divide the episodes among two buffers, such as one to train on and one to validate with.
 

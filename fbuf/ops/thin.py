@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
-import chex
 import jax
 import jax.numpy as jnp
 
+from fbuf._arrays import Array, PRNGKey
 from fbuf.checks import values as check
 from fbuf.dispatch import parse
 from fbuf.dispatch.call import operation
@@ -49,7 +49,7 @@ def _is_sample(function: str, argument: str, value: Any) -> Any:
     typed=("batch", "key"),
 )
 @on_automatic_axes
-def thin(batch: Sample[Data], key: chex.PRNGKey, count: int, error: chex.Array) -> Sample[Data]:
+def thin(batch: Sample[Data], key: PRNGKey, count: int, error: Array) -> Sample[Data]:
     """Draw some rows of a large batch, with replacement, in proportion to their errors.
 
     This is large batch experience replay (LaBER). Draw a large batch, and compute the errors of

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import overload
 
-import chex
-
+from fbuf._arrays import Array
 from fbuf.checks import values as check
 from fbuf.dispatch import parse
 from fbuf.dispatch.call import operation_of_both
@@ -24,30 +23,30 @@ from fbuf.storage.store import Item
 def update_priority(
     state: State[Item],
     ids: Ids,
-    priority: chex.Array,
+    priority: Array,
     *,
-    mask: chex.Array | bool | None = None,
-    alpha: chex.Array | float | None = None,
+    mask: Array | bool | None = None,
+    alpha: Array | float | None = None,
     donate: bool = True,
 ) -> State[Item]: ...
 @overload
 def update_priority(
     state: ShardedState[Item],
     ids: ShardedIds,
-    priority: chex.Array,
+    priority: Array,
     *,
-    mask: chex.Array | bool | None = None,
-    alpha: chex.Array | float | None = None,
+    mask: Array | bool | None = None,
+    alpha: Array | float | None = None,
     donate: bool = True,
 ) -> ShardedState[Item]: ...
 @operation_of_both(checks={"alpha": check.scalar})
 def update_priority(
     state: State[Item],
     ids: Ids,
-    priority: chex.Array,
+    priority: Array,
     *,
-    mask: chex.Array | bool | None = None,
-    alpha: chex.Array | float | None = None,
+    mask: Array | bool | None = None,
+    alpha: Array | float | None = None,
     donate: bool = True,
 ) -> State[Item]:
     """Give rows new priorities, as a rule the sizes of their TD errors.

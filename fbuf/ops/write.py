@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, overload
 
-import chex
 import jax
 import jax.numpy as jnp
 
+from fbuf._arrays import Array
 from fbuf.checks import values as check
 from fbuf.dispatch import parse
 from fbuf.dispatch.call import operation_of_both
@@ -51,7 +51,7 @@ def write(
     ids: Ids,
     fields: Mapping[str, Any],
     *,
-    mask: chex.Array | bool | None = None,
+    mask: Array | bool | None = None,
     donate: bool = True,
 ) -> State[Item]: ...
 @overload
@@ -60,7 +60,7 @@ def write(
     ids: ShardedIds,
     fields: Mapping[str, Any],
     *,
-    mask: chex.Array | bool | None = None,
+    mask: Array | bool | None = None,
     donate: bool = True,
 ) -> ShardedState[Item]: ...
 @operation_of_both(checks={"fields": _by_name}, host_check=_numbers_fit)
@@ -69,7 +69,7 @@ def write(
     ids: Ids,
     fields: Mapping[str, Any],
     *,
-    mask: chex.Array | bool | None = None,
+    mask: Array | bool | None = None,
     donate: bool = True,
 ) -> State[Item]:
     """Change fields of stored rows, such as latents, search results or returns.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import chex
 import jax.numpy as jnp
 
+from fbuf._arrays import Array
 from fbuf.dispatch.call import operation
 from fbuf.targets.backward import backward
 from fbuf.targets.results import Targets
@@ -14,12 +14,12 @@ from fbuf.targets.steps import CHECKS, Layout, Steps
 @operation(state_type=None, prefix="targets.", checks=CHECKS)
 def lambda_returns(
     batch: Steps,
-    reward: chex.Array,
-    value: chex.Array,
-    next_value: chex.Array | None = None,
+    reward: Array,
+    value: Array,
+    next_value: Array | None = None,
     *,
-    gamma: chex.Array | float,
-    lambda_: chex.Array | float,
+    gamma: Array | float,
+    lambda_: Array | float,
 ) -> Targets:
     """Return `G[t] = r[t] + gamma * ((1 - lambda_) * v[t + 1] + lambda_ * G[t + 1])` at each step.
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import chex
 import jax.numpy as jnp
 
+from fbuf._arrays import Array
 from fbuf.dispatch.call import operation
 from fbuf.targets.backward import backward, shifted
 from fbuf.targets.ratio import ratio
@@ -15,15 +15,15 @@ from fbuf.targets.steps import CHECKS, Layout, Steps
 @operation(state_type=None, prefix="targets.", checks=CHECKS)
 def retrace(
     batch: Steps,
-    reward: chex.Array,
-    value: chex.Array,
-    next_value: chex.Array | None = None,
+    reward: Array,
+    value: Array,
+    next_value: Array | None = None,
     *,
-    q: chex.Array,
-    log_prob: chex.Array,
-    behavior_log_prob: chex.Array,
-    gamma: chex.Array | float,
-    lambda_: chex.Array | float = 1.0,
+    q: Array,
+    log_prob: Array,
+    behavior_log_prob: Array,
+    gamma: Array | float,
+    lambda_: Array | float = 1.0,
 ) -> Targets:
     """Return Retrace targets of the values of actions that an older policy took.
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import chex
 import jax.numpy as jnp
 
+from fbuf._arrays import Array
 from fbuf.dispatch.call import operation
 from fbuf.targets.backward import backward, shifted
 from fbuf.targets.ratio import ratio
@@ -19,16 +19,16 @@ from fbuf.targets.steps import CHECKS, Layout, Steps, bound
 )
 def vtrace(
     batch: Steps,
-    reward: chex.Array,
-    value: chex.Array,
-    next_value: chex.Array | None = None,
+    reward: Array,
+    value: Array,
+    next_value: Array | None = None,
     *,
-    log_prob: chex.Array,
-    behavior_log_prob: chex.Array,
-    gamma: chex.Array | float,
-    lambda_: chex.Array | float = 1.0,
-    rho_bar: chex.Array | float = 1.0,
-    c_bar: chex.Array | float = 1.0,
+    log_prob: Array,
+    behavior_log_prob: Array,
+    gamma: Array | float,
+    lambda_: Array | float = 1.0,
+    rho_bar: Array | float = 1.0,
+    c_bar: Array | float = 1.0,
 ) -> Advantages:
     """Return V-trace targets and advantages of steps that an older policy took.
 

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 import jax
 import jax.core
 from jax import lax
-from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 _T = TypeVar("_T")
@@ -72,7 +71,8 @@ def computed(tree: Any) -> Any:
 _ARRAY = object()
 """Stands for an array among operands."""
 
-_forms = Primitive("fbuf_by_platform")
+# `jax.extend`, which has the class by name, takes a tenth of a second to import.
+_forms: Any = type(lax.add_p)("fbuf_by_platform")
 _forms.multiple_results = True
 
 

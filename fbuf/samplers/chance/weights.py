@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import chex
 import jax
 import jax.numpy as jnp
 
+from fbuf._arrays import Array
 from fbuf.samplers.protocol.sampler import Draw
 from fbuf.xla.across import largest
 
@@ -18,14 +18,14 @@ _ROOTS: dict[float, Callable[[jax.Array], jax.Array]] = {
 }
 
 
-def exponent(beta: chex.Array | float) -> jax.Array:
+def exponent(beta: Array | float) -> jax.Array:
     """Return an exponent of importance weights; 0 for a negative or infinite one, and for NaN."""
     beta = jnp.asarray(beta, jnp.float32)
     # No infinity, not even to compare with: `jax_debug_infs` would find it.
     return jnp.where(beta <= float(jnp.finfo(jnp.float32).max), jnp.maximum(beta, 0), 0)
 
 
-def power_of_ratio(smallest: jax.Array, value: jax.Array, beta: chex.Array | float) -> jax.Array:
+def power_of_ratio(smallest: jax.Array, value: jax.Array, beta: Array | float) -> jax.Array:
     """Return `(smallest / value) ** beta`; for some static exponents without a logarithm."""
     root = _ROOTS.get(beta) if isinstance(beta, float) else None
     if root is not None:

@@ -12,10 +12,10 @@ import abc
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 
+from fbuf._arrays import Array
 from fbuf._pytree import pytree
 from fbuf.compat.listed import Listed
 from fbuf.compat.renamed import CurrentNames, OldArguments, OldName
@@ -23,7 +23,7 @@ from fbuf.samplers.protocol.conditions import Window
 from fbuf.storage.ring import Ring, Span
 
 Index = Any
-Scalar = chex.Array | float | None
+Scalar = Array | float | None
 """An exponent that may be traced. None is the sampler's own."""
 
 Step = tuple[jax.Array, jax.Array]
