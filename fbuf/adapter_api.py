@@ -25,6 +25,7 @@ from fbuf.dispatch.parse import can_hold
 from fbuf.dispatch.torch_compile import opaque, opaque_all
 from fbuf.host.programs import batch_of as build_host_batch
 from fbuf.host.transitions import Transitions as HostTransitions
+from fbuf.host.uniform_rows import UniformRows
 from fbuf.ops.ends_room import free_for_ends, room_for_ends, with_room_for_ends
 from fbuf.ops.load import Episodes
 from fbuf.ops.sample import planned as plan_draws
@@ -88,6 +89,7 @@ __all__ = [
     "Ring",
     "Sampler",
     "Span",
+    "UniformRows",
     "View",
     "Wanted",
     "at_once",

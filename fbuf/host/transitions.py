@@ -6,19 +6,15 @@ largest where other code, such as a gradient step of PyTorch, fills the caches i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from fbuf.host.row_form import Array, Integers, RowForm, Rows, seen
 from fbuf.state import State
-from fbuf.storage import store, wide_rows
 from fbuf.storage.ring import ENDS, TERMINATED
 from fbuf.storage.store import Storage
-
-Array = np.ndarray[Any, Any]
-Integers = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Taken(NamedTuple):
@@ -62,14 +58,14 @@ class Transitions:
         assert ring.heads == 1
         self._lanes, self._capacity = ring.lanes, ring.capacity
         self._flags, self._kept_at, self._owner, cursor = map(
-            _seen, (ring.flags, kept.kept_at, kept.owner, ring.cursor)
+            seen, (ring.flags, kept.kept_at, kept.owner, ring.cursor)
         )
         self._newest = int(cursor[0, 0]) - 1
         layout = state.storage.layout
         self.item = layout.numbers("read", None)
         self._wanted, tree = jax.tree.flatten(layout.find("read", "next_of", kept.field))
         self.observation = tree.unflatten(range(len(self._wanted)))
-        self._rows, self._kept = _Rows(state.storage), _Rows(kept.rows)
+        self._rows, self._kept = _rows(state.storage), _rows(kept.rows)
 
     def take(self, ages: Integers, ahead: int = 0) -> Taken:
         """Take rows by their age.
@@ -81,7 +77,7 @@ class Transitions:
         # Slots around the end are wrapped where they are used: an operation of NumPy takes a
         # microsecond or two.
         slots = (self._newest + ahead) - ages
-        leaves = self._rows.take(slots, self._rows.all)
+        leaves = self._rows.take(slots, self._rows.form.all)
         return self._with_following(leaves, slots, ages, ahead)
 
     def leaf(self, ages: Integers, number: int) -> Array:
@@ -125,53 +121,11 @@ class Transitions:
 
     def _put_kept(self, following: list[Array], rows: Integers, place: Integers) -> None:
         """Put the next observations that are kept aside into a batch."""
-        for leaf, kept in zip(following, self._kept.take(place, self._kept.all), strict=True):
+        for leaf, kept in zip(following, self._kept.take(place, self._kept.form.all), strict=True):
             leaf[rows] = kept
 
 
-class _Rows:
-    """The rows of a storage.
-
-    Attributes:
-        all: The numbers of all leaves.
-    """
-
-    def __init__(self, storage: Storage[Any]) -> None:
-        """Look at rows. The narrow leaves are the fields of a record."""
-        fields = storage.layout.fields
-        words, *wide = map(_seen, storage.arrays)
-        narrow = [n for n, field in enumerate(fields) if field.narrow]
-        record: Any = {
-            "names": [str(n) for n in narrow],
-            "formats": [(fields[n].dtype, fields[n].shape) for n in narrow],
-            "offsets": store.bytes_of(storage.layout, words.dtype),
-            "itemsize": words.shape[1] * words.itemsize,
-        }
-        self.all = range(len(fields))
-        self._words, self._record = words, np.dtype(record)
-        self._wide = dict(zip([n for n in self.all if n not in narrow], wide, strict=True))
-        self._fields = fields
-
-    def take(self, slots: Integers, leaves: Sequence[int]) -> list[Array]:
-        """Take some leaves of rows, by number; slots are taken around the end."""
-        words = self._words.take(slots, axis=0, mode="wrap")
-        rows = np.ndarray(slots.size, self._record, words)
-        return [self._of_wide(slots, n) if n in self._wide else rows[str(n)].copy() for n in leaves]
-
-    def leaf(self, slots: Integers, number: int) -> Array:
-        """Take one leaf of rows, by its number; slots are taken around the end."""
-        if number in self._wide:
-            return self._of_wide(slots, number)
-        # `take` would copy the whole column first, because it does not lie in one piece.
-        rows = np.ndarray(len(self._words), self._record, self._words)
-        return rows[str(number)][slots % len(rows)]
-
-    def _of_wide(self, slots: Integers, number: int) -> Array:
-        """Take a leaf that has an array of its own, as `leaf`."""
-        rows = self._wide[number].take(slots, axis=0, mode="wrap")
-        return wide_rows.read(self._fields[number], rows)
-
-
-def _seen(array: Any) -> Array:
-    """Return an array of JAX as NumPy sees it: read-only, and in the same memory."""
-    return np.from_dlpack(array)
+def _rows(storage: Storage[Any]) -> Rows:
+    """Return the rows of a storage, as NumPy sees them."""
+    arrays = [seen(array) for array in storage.arrays]
+    return Rows(RowForm(storage.layout, arrays[0]), arrays)

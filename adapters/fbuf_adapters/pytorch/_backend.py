@@ -29,6 +29,7 @@ import fbuf
 from fbuf.adapter_api import Calls, View, at_once, of_newest, waiting_steps
 from fbuf_adapters.pytorch import _dtypes, _packed
 from fbuf_adapters.pytorch._drawer import BatchProgram, BatchRequest, Change, PackedDraw, Recipe
+from fbuf_adapters.pytorch._numpy_draws import NumpyDraws
 from fbuf_adapters.pytorch._pending import Pending
 
 Operation = Callable[..., fbuf.State[Any]]
@@ -131,11 +132,10 @@ class Backend:
 
     def program(self, key: Any, make: Callable[[Any], Any]) -> Any:
         """The program of a key, made of the form of the state when it is first asked for."""
-        if (found := self._programs.get(key)) is None:
+        if key not in self._programs:
             # Where JAX compares structures, an exception would become another one.
-            found = self._calls.apart(functools.partial(make, self.form))
-            self._programs[key] = found
-        return found
+            self._programs[key] = self._calls.apart(functools.partial(make, self.form))
+        return self._programs[key]
 
     def change(
         self, operation: Operation, leaves: list[Any], structure: Any, wait: bool, **static: Any
@@ -198,6 +198,10 @@ class Backend:
 
     def draw(self, recipe: Recipe, asked: BatchRequest, ahead: bool) -> PackedDraw:
         """Draw a batch of a recipe; see `BatchProgram`. A change that waits is made with it."""
+        make = lambda form: NumpyDraws.of(recipe, self._calls, form, self._kept[0])
+        by_numpy = self.program("draw by NumPy", make)
+        if by_numpy is not None and (drawn := by_numpy(self.newest, asked)) is not None:
+            return drawn
         program = self.program("draw", functools.partial(BatchProgram, recipe, self._calls))
         self._make_pending(but=0 if _dtypes.x64() else 1)
         for change in self._pending[:1]:

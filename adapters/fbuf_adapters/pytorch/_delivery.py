@@ -67,8 +67,8 @@ class Delivery:
     def __call__(self, make: Callable[[], PackedBatch], waits: bool = False) -> Any:
         """Return the batch as the user gets it; `waits` tells that a caller waits for it."""
         drawn = make()
-        of_host = torch_device(drawn.arrays[0].sharding).type == "cpu"
-        if waits and of_host:
+        of_host = not drawn.arrays or torch_device(drawn.arrays[0].sharding).type == "cpu"
+        if waits and of_host and drawn.arrays:
             wait_for(drawn.arrays[0])
         leaves = drawn.leaves()
         if drawn.number is not None and self._spec.transform is not None:

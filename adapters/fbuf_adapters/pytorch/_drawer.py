@@ -70,7 +70,7 @@ class BatchRequest(NamedTuple):
     """
 
     key: jax.Array
-    turn: jax.Array
+    turn: Any
     count: Any
     beta: Any
     batch_size: int
@@ -80,7 +80,7 @@ class BatchRequest(NamedTuple):
     @property
     def arguments(self) -> tuple[Any, ...]:
         """The arguments beside the leaves, of a program that draws the batch."""
-        return self.key, self.turn, self.count, self.beta
+        return self.key, turn_beside(self.key, self.turn), self.count, self.beta
 
     @property
     def static(self) -> dict[str, int]:
@@ -175,7 +175,7 @@ class TensorDrawer(BatchDrawer):
         If the size has no program of its own, it asks for one batch: the next call may have one.
         """
         fitting = self.sizes.fitting("sample", size)
-        turn, words = self.array(turn), self._words
+        words = self._words
         if fitting is None:
             return BatchRequest(words, turn, None, beta, size, size, batches)
         return BatchRequest(words, turn, np.int32(size), beta, fitting, size)
@@ -189,17 +189,17 @@ class TensorDrawer(BatchDrawer):
         return True
 
     def array(self, turn: Any) -> jax.Array:
-        """Return a turn as an array: it may lie in one with others."""
-        return self.turn(turn.words()) if isinstance(turn, _Among) else turn
+        """Return a turn as an array: it may lie in one with others, or be a number."""
+        return turn_beside(self._words, turn)
 
     def turn(self, words: Any) -> jax.Array:
         """Return a turn on the device."""
-        return self._placed(np.asarray(words, np.uint32))
+        return _beside(self._words, np.asarray(words, np.uint32))
 
     def of_run(self, key: jax.Array, sizes: list[int]) -> TensorDrawer:
         """Return the drawer of another run: its key, and its known sizes, see `Sizes.own`."""
         other = copy.copy(self)
-        other.key, other.sizes = self._placed(key), Sizes()
+        other.key, other.sizes = _beside(self._words, key), Sizes()
         other._words = jax.random.key_data(other.key)
         if sizes:
             other.sizes.own["sample"] = list(sizes)
@@ -210,10 +210,40 @@ class TensorDrawer(BatchDrawer):
         place = functools.partial(self._delivery.place, batch)
         return _delivery.Ahead(place, self._stream).take
 
-    def _placed(self, array: Any) -> jax.Array:
-        """Return an array where the batches are drawn."""
-        (device,) = self.key.devices()
-        return jax.device_put(array, device)
+
+def _beside(words: jax.Array, array: Any) -> jax.Array:
+    """Return an array where the batches are drawn: where the words of their key lie."""
+    (device,) = words.devices()
+    return jax.device_put(array, device)
+
+
+def turn_beside(words: jax.Array, turn: Any) -> jax.Array:
+    """Return a turn as an array, where the words of the key lie."""
+    return _beside(words, turn.words()) if isinstance(turn, _Among | Numbered) else turn
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Numbered:
+    """The turn of a batch by its number, for draws on the host."""
+
+    number: int
+
+    @staticmethod
+    def of(turn: Any) -> Numbered:
+        """Return any turn so."""
+        if isinstance(turn, Numbered):
+            return turn
+        words = turn.words() if isinstance(turn, _Among) else np.asarray(turn)
+        high, low = words.tolist()
+        return Numbered(high << 32 | low)
+
+    def words(self) -> np.ndarray[Any, Any]:
+        """Return the turn: uint32 `[2]`."""
+        high, low = divmod(self.number % 2**64, 2**32)
+        return np.array([high, low], np.uint32)
+
+    def block_until_ready(self) -> None:
+        """Return at once, for no program computes it."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -1,0 +1,133 @@
+"""Uniform batches, made with NumPy in the memory of a buffer on the CPU.
+
+They are the batches of the compiled program, to the last bit. For a few rows the call of a program,
+and the way of its result to PyTorch, take longer than NumPy takes for all of it. The random bits of
+many batches come from one program.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax import lax
+
+from fbuf.adapter_api import Calls, UniformRows, bits, fold_in, of_newest, wait_for
+from fbuf_adapters.pytorch import _dtypes
+from fbuf_adapters.pytorch._drawer import BatchRequest, Numbered, PackedDraw, Recipe
+
+_MOST = 1024
+"""The rows of the largest batch; for more a program is as fast."""
+
+_WORDS = 4096
+"""The rows that bits are made for at once."""
+
+
+class TakenBatch(NamedTuple):
+    """A batch in memory of the host, as a `PackedBatch`.
+
+    Attributes:
+        arrays: Its leaves.
+        tree: The structure of the leaves.
+    """
+
+    taken: list[np.ndarray[Any, Any]]
+    tree: Any
+    arrays: tuple[jax.Array, ...] = ()
+    axes: None = None
+    number: None = None
+
+    def leaves(self) -> list[torch.Tensor]:
+        """Return its leaves as tensors, in the same memory."""
+        return list(map(torch.from_numpy, self.taken))
+
+
+class _Bits(NamedTuple):
+    """The random bits of batches that follow one another.
+
+    Attributes:
+        key: The words of the key that chooses all batches.
+        first: The number of the first batch.
+        words: uint64 `[batches, 2, B]`, 32 bits in each.
+    """
+
+    key: jax.Array
+    first: int
+    words: np.ndarray[Any, Any]
+
+
+class NumpyDraws:
+    """Draw batches of states of one form. Call it with a lock held."""
+
+    def __init__(self, recipe: Recipe, calls: Calls, form: Any) -> None:
+        """Take the form; nothing is compiled yet."""
+        self._rows = UniformRows(form, recipe.view)
+        self._kind, self._calls = recipe.kind, calls
+        self._fault = jax.tree.unflatten(form, list(range(form.num_leaves))).fault
+        self._bits: dict[int, _Bits] = {}
+
+    @staticmethod
+    def of(recipe: Recipe, calls: Calls, form: Any, leaves: tuple[Any, ...]) -> NumpyDraws | None:
+        """Return what draws so from a state; None if only a program can."""
+        (device,) = leaves[0].devices()
+        serves = device.platform == "cpu" and UniformRows.serves(form, recipe.view)
+        return NumpyDraws(recipe, calls, form) if serves else None
+
+    def __call__(
+        self, newest: list[tuple[jax.Array, ...]], asked: BatchRequest
+    ) -> PackedDraw | None:
+        """Return a function that returns the batch, and the next turn; None asks for the program.
+
+        The rows are taken here: once the lock is free, other rows may be written in their place.
+        """
+        if asked.batches > 1 or asked.batch_size > _MOST or _dtypes.x64():
+            return None
+        turn = Numbered.of(asked.turn)
+        words = self._words(asked, turn)[:, : asked.size]
+        taken = of_newest(lambda: newest[0], functools.partial(self._taken, words))
+        if taken is None:
+            return None
+        batch = TakenBatch(taken, self._rows.tree)
+        return lambda: batch, Numbered(turn.number + 1)
+
+    def _taken(self, words: Any, leaves: tuple[jax.Array, ...]) -> list[Any] | None:
+        """Take the rows of a batch from a state that is ready."""
+        wait_for(leaves[self._fault])
+        return self._rows.draw(leaves, words)
+
+    def _words(self, asked: BatchRequest, turn: Numbered) -> np.ndarray[Any, Any]:
+        """Return the random bits of a batch: uint64 `[2, B]`."""
+        size = asked.batch_size
+        found = self._bits.get(size)
+        if found is None or found.key is not asked.key or not found.first <= turn.number < (
+            found.first + len(found.words)
+        ):
+            batches = max(_WORDS // size, 1)
+            program = _drawing_bits(self._kind, size, batches)
+            call = functools.partial(program, asked.key, turn.words())
+            made = self._calls(program, call)
+            found = _Bits(asked.key, turn.number, np.asarray(made).astype(np.uint64))
+            self._bits[size] = found
+        return found.words[turn.number - found.first]
+
+
+@functools.cache
+def _drawing_bits(kind: str, size: int, batches: int) -> Any:
+    """Return a program that makes the random bits of batches; see `fbuf.sample`."""
+
+    @jax.jit
+    def program(key: jax.Array, turn: jax.Array) -> jax.Array:
+        typed = jax.random.wrap_key_data(key, impl=kind)
+
+        def step(turn: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
+            low = turn[1] + 1
+            after = jnp.stack([turn[0] + (low == 0).astype(jnp.uint32), low])
+            return after, bits(fold_in(typed, turn[0], turn[1]), (2, size))
+
+        return lax.scan(step, turn, None, batches)[1]
+
+    return program
