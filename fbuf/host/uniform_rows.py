@@ -40,6 +40,7 @@ class UniformRows:
         self._layout = layout
         self._wanted, data = jax.tree.flatten(layout.numbers("sample", view.fields))
         self._form: RowForm | None = None
+        self._last: tuple[int, int, tuple[Array, Array, Array]] | None = None
         other = [0] * 7
         ids = Ids(*other[:2])
         self.tree = jax.tree.structure(
@@ -86,18 +87,25 @@ class UniformRows:
         finally:
             arrays.clear()  # or the frames of an exception would keep them; see `seen`
         flags = seen(leaves[self._flags]).take(slots)
-        size = slots.size
-        laps = np.array([lap + tag, lap + tag - 1]).astype(np.int32)  # it wraps around
+        generation = (lap + tag) - (slots >= head).view(np.int8).astype(np.int64)
+        mask, probability, weight = self._equal(slots.size, stored)
         return [
             *data,
             slots.astype(np.int32),
-            laps.take(slots >= head),
-            np.ones(size, bool),
+            generation.astype(np.int32),  # it wraps around
+            mask.copy(),
             _TERMINATED.take(flags),
             _TRUNCATED.take(flags),
-            np.full(size, np.float32(1) / np.float32(stored)),
-            np.ones(size, np.float32),
+            probability.copy(),
+            weight.copy(),
         ]
+
+    def _equal(self, size: int, stored: int) -> tuple[Array, Array, Array]:
+        """Return the mask, probabilities and weights of a batch, which are all alike."""
+        if self._last is None or self._last[:2] != (size, stored):
+            one = np.ones(size, np.float32)
+            self._last = size, stored, (one > 0, one / np.float32(stored), one)
+        return self._last[2]
 
 
 def below(words: Array, total: int) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -45,10 +45,16 @@ class PackedBatch:
     number: int | None = None
     aliases: Aliases | None = None
 
-    def leaves(self) -> list[torch.Tensor]:
-        """Return its leaves, in the memory of the arrays."""
+    def leaves(self, long: bool) -> list[torch.Tensor]:
+        """Return its leaves, in the memory of the arrays; with `long`, all integers as int64."""
         aliases = self.aliases or Aliases()
-        return self.unpack(self.arrays, self.size, self.axes, self.number, aliases)
+        leaves = self.unpack(self.arrays, self.size, self.axes, self.number, aliases)
+        return widened(leaves) if long else leaves
+
+
+def widened(leaves: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return leaves with int64 for integers of 32 bits."""
+    return [leaf.long() if leaf.dtype in _SHORT else leaf for leaf in leaves]
 
 
 class Delivery:
@@ -70,11 +76,11 @@ class Delivery:
         of_host = not drawn.arrays or torch_device(drawn.arrays[0].sharding).type == "cpu"
         if waits and of_host and drawn.arrays:
             wait_for(drawn.arrays[0])
-        leaves = drawn.leaves()
+        leaves = drawn.leaves(self._spec.int64)
         if drawn.number is not None and self._spec.transform is not None:
             # It may write to them, and be broken off; they are then taken again.
             leaves = [leaf.clone() for leaf in leaves]
-        batch = drawn.tree.unflatten(self.widened(leaves))
+        batch = drawn.tree.unflatten(leaves)
         alone = drawn.axes is None and drawn.number is None
         if self._returns_ids and alone and not of_host:
             self.handed.note(batch, drawn.arrays, drawn.unpack, drawn.tree)
@@ -93,14 +99,8 @@ class Delivery:
         """Return rows that were read as the user gave them, with `lead` for their first axis."""
         leaves, tree = jax.tree.flatten(data)
         leaves = [free(leaf.reshape((*lead, *leaf.shape[1:]))) for leaf in leaves]
-        data = tree.unflatten(self.widened(leaves))
+        data = tree.unflatten(widened(leaves) if self._spec.int64 else leaves)
         return self.place(self.rebuild[0](data, lead) if self.rebuild else data)
-
-    def widened(self, leaves: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Return leaves with the integers that the user wants."""
-        if not self._spec.int64:
-            return leaves
-        return [leaf.long() if leaf.dtype in _SHORT else leaf for leaf in leaves]
 
     def place(self, batch: Any) -> Any:
         """Return the batch where the user wants it."""

@@ -27,11 +27,14 @@ _WORDS = 4096
 """The rows that bits are made for at once."""
 
 
+_SHORT = (np.dtype(np.int32), np.dtype(np.uint32))
+
+
 class TakenBatch(NamedTuple):
     """A batch in memory of the host, as a `PackedBatch`.
 
     Attributes:
-        arrays: Its leaves.
+        taken: Its leaves.
         tree: The structure of the leaves.
     """
 
@@ -41,9 +44,12 @@ class TakenBatch(NamedTuple):
     axes: None = None
     number: None = None
 
-    def leaves(self) -> list[torch.Tensor]:
-        """Return its leaves as tensors, in the same memory."""
-        return list(map(torch.from_numpy, self.taken))
+    def leaves(self, long: bool) -> list[torch.Tensor]:
+        """Return its leaves, in the same memory; see `PackedBatch.leaves`."""
+        if not long:
+            return list(map(torch.from_numpy, self.taken))
+        widened = (x.astype(np.int64) if x.dtype in _SHORT else x for x in self.taken)
+        return list(map(torch.from_numpy, widened))
 
 
 class _Bits(NamedTuple):
@@ -96,7 +102,8 @@ class NumpyDraws:
 
     def _taken(self, words: Any, leaves: tuple[jax.Array, ...]) -> list[Any] | None:
         """Take the rows of a batch from a state that is ready."""
-        wait_for(leaves[self._fault])
+        if not leaves[self._fault].is_ready():
+            wait_for(leaves[self._fault])
         return self._rows.draw(leaves, words)
 
     def _words(self, asked: BatchRequest, turn: Numbered) -> np.ndarray[Any, Any]:
