@@ -26,6 +26,7 @@ from fbuf.dispatch.torch_compile import opaque, opaque_all
 from fbuf.host.programs import batch_of as build_host_batch
 from fbuf.host.transitions import Transitions as HostTransitions
 from fbuf.host.uniform_rows import UniformRows
+from fbuf.host.uniform_rows import below as below_on_host
 from fbuf.ops.ends_room import free_for_ends, room_for_ends, with_room_for_ends
 from fbuf.ops.load import Episodes
 from fbuf.ops.sample import planned as plan_draws
@@ -94,6 +95,7 @@ __all__ = [
     "Wanted",
     "at_once",
     "below",
+    "below_on_host",
     "bits",
     "build_host_batch",
     "can_hold",

@@ -6,12 +6,13 @@ takes for all of it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
-from fbuf.host.row_form import Array, RowForm, Rows, seen
+from fbuf.host.row_form import Array, Integers, RowForm, Rows, seen
 from fbuf.samplers.uniform import Uniform
 from fbuf.state import Sample, State
 from fbuf.storage.ids import Ids
@@ -59,12 +60,14 @@ class UniformRows:
             and all(field.dtype.isbuiltin == 1 for field in fields)  # others NumPy cannot export
         )
 
-    def draw(self, leaves: tuple[Any, ...], words: Array) -> list[Array] | None:
+    def draw(
+        self, leaves: tuple[Any, ...], slots_among: Callable[[int], Integers]
+    ) -> list[Array] | None:
         """Draw a batch.
 
         Args:
             leaves: Those of the state.
-            words: uint64 `[2, B]`: the random bits of `fbuf.sample`, 32 in each.
+            slots_among: Returns the drawn slots for a number of rows: see `below`.
 
         Returns:
             The leaves of the batch, in memory of their own. None if there is no row, or if rows
@@ -78,7 +81,7 @@ class UniformRows:
         (head,), (lap,), (stored,), _, (tag,) = seen(leaves[self._cursor]).tolist()
         if not stored:
             return None
-        slots = below(words, stored)
+        slots = slots_among(stored)
         arrays = [seen(leaves[place]) for place in self._arrays]
         try:
             if self._form is None:
@@ -108,8 +111,13 @@ class UniformRows:
         return self._last[2]
 
 
-def below(words: Array, total: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return integers in `[0, total)`, as `fbuf.samplers.chance.random_bits.below`: int64 `[B]`."""
+def below(words: Array, total: int) -> Integers:
+    """Return integers in `[0, total)`, as `fbuf.samplers.chance.random_bits.below`: int64 `[...]`.
+
+    Args:
+        words: uint64 `[2, ...]`: the random bits of `fbuf.sample`, 32 in each.
+        total: How many integers there are.
+    """
     high, low = words
     total, half = np.uint64(total), np.uint64(32)
     return ((high * total + (low * total >> half)) >> half).view(np.int64)

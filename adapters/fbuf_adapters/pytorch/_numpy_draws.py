@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from jax import lax
 
-from fbuf.adapter_api import Calls, UniformRows, bits, fold_in, of_newest, wait_for
+from fbuf.adapter_api import Calls, UniformRows, below_on_host, bits, fold_in, of_newest, wait_for
 from fbuf_adapters.pytorch import _dtypes
 from fbuf_adapters.pytorch._drawer import BatchRequest, Numbered, PackedDraw, Recipe
 
@@ -52,18 +52,31 @@ class TakenBatch(NamedTuple):
         return list(map(torch.from_numpy, widened))
 
 
-class _Bits(NamedTuple):
+class _Bits:
     """The random bits of batches that follow one another.
 
     Attributes:
         key: The words of the key that chooses all batches.
-        first: The number of the first batch.
-        words: uint64 `[batches, 2, B]`, 32 bits in each.
+        numbers: The numbers of the batches.
     """
 
-    key: jax.Array
-    first: int
-    words: np.ndarray[Any, Any]
+    def __init__(self, key: jax.Array, first: int, words: Any) -> None:
+        """Take the bits of the batches from `first` on: uint32 `[2, batches, B]`."""
+        self.key, self.numbers = key, range(first, first + words.shape[1])
+        self._words = words.astype(np.uint64)
+        self._last: tuple[int, Any] = (0, None)
+
+    def slots(self, number: int, size: int, total: int) -> np.ndarray[Any, Any]:
+        """Return the first `size` slots of a batch, drawn among so many rows: int64."""
+        at = number - self.numbers.start
+        last, slots = self._last
+        if last != total:
+            self._last = total, None
+            return below_on_host(self._words[:, at, :size], total)
+        if slots is None:  # asked for again: the buffer is full
+            slots = below_on_host(self._words, total)
+            self._last = total, slots
+        return slots[at, :size]
 
 
 class NumpyDraws:
@@ -93,33 +106,29 @@ class NumpyDraws:
         if asked.batches > 1 or asked.batch_size > _MOST or _dtypes.x64():
             return None
         turn = Numbered.of(asked.turn)
-        words = self._words(asked, turn)[:, : asked.size]
-        taken = of_newest(lambda: newest[0], functools.partial(self._taken, words))
+        bits = self._bits_of(asked, turn)
+        slots = functools.partial(bits.slots, turn.number, asked.size)
+        taken = of_newest(lambda: newest[0], functools.partial(self._taken, slots))
         if taken is None:
             return None
         batch = TakenBatch(taken, self._rows.tree)
         return lambda: batch, Numbered(turn.number + 1)
 
-    def _taken(self, words: Any, leaves: tuple[jax.Array, ...]) -> list[Any] | None:
+    def _taken(self, slots: Any, leaves: tuple[jax.Array, ...]) -> list[Any] | None:
         """Take the rows of a batch from a state that is ready."""
         if not leaves[self._fault].is_ready():
             wait_for(leaves[self._fault])
-        return self._rows.draw(leaves, words)
+        return self._rows.draw(leaves, slots)
 
-    def _words(self, asked: BatchRequest, turn: Numbered) -> np.ndarray[Any, Any]:
-        """Return the random bits of a batch: uint64 `[2, B]`."""
+    def _bits_of(self, asked: BatchRequest, turn: Numbered) -> _Bits:
+        """Return random bits with those of a batch."""
         size = asked.batch_size
         found = self._bits.get(size)
-        if found is None or found.key is not asked.key or not found.first <= turn.number < (
-            found.first + len(found.words)
-        ):
-            batches = max(_WORDS // size, 1)
-            program = _drawing_bits(self._kind, size, batches)
-            call = functools.partial(program, asked.key, turn.words())
-            made = self._calls(program, call)
-            found = _Bits(asked.key, turn.number, np.asarray(made).astype(np.uint64))
-            self._bits[size] = found
-        return found.words[turn.number - found.first]
+        if found is None or found.key is not asked.key or turn.number not in found.numbers:
+            program = _drawing_bits(self._kind, size, max(_WORDS // size, 1))
+            made = self._calls(program, functools.partial(program, asked.key, turn.words()))
+            found = self._bits[size] = _Bits(asked.key, turn.number, np.asarray(made))
+        return found
 
 
 @functools.cache
@@ -135,6 +144,6 @@ def _drawing_bits(kind: str, size: int, batches: int) -> Any:
             after = jnp.stack([turn[0] + (low == 0).astype(jnp.uint32), low])
             return after, bits(fold_in(typed, turn[0], turn[1]), (2, size))
 
-        return lax.scan(step, turn, None, batches)[1]
+        return lax.scan(step, turn, None, batches)[1].swapaxes(0, 1)
 
     return program

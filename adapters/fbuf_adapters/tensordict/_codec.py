@@ -96,12 +96,15 @@ class Codec:
 
     def _as_viewed(self, sample: Any, form: Form) -> tuple[Any, dict[Any, torch.Tensor]]:
         """Return a batch in the shape that the view gave it, and the added keys."""
-        data, dims = _leaves.plain(sample.data), torch.Size()
-        if dataclasses.is_dataclass(sample.data):  # from a view that returns more than the item
-            data["item"] = _leaves.restored(data["item"], form)
+        dims = torch.Size()
+        if isinstance(self._view, fbuf.Item):
+            data, dims = _leaves.restored(sample.data, form), form.dims
         else:
-            data = _leaves.restored(data, form)
-            dims = form.dims if isinstance(self._view, fbuf.Item) else dims
+            data = _leaves.plain(sample.data)
+            if dataclasses.is_dataclass(sample.data):  # a view that returns more than the item
+                data["item"] = _leaves.restored(data["item"], form)
+            else:
+                data = _leaves.restored(data, form)
         added = self._added(sample.ids.slot.long(), sample.ids.generation, sample.weight)
         if dims:
             added = {key: _repeated(numbers, dims) for key, numbers in added.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 
@@ -70,9 +71,8 @@ class Writer:
             self.refuse_in_extend("extend")
             self._extending = True
             try:
-                return self._extended(where, data, leaves, lead, priority, check_order).reshape(
-                    given[: len(lead)]
-                )
+                slots = self._extended(where, data, leaves, lead, priority, check_order)
+                return slots if lead == given else slots.reshape(given[: len(lead)])
             finally:
                 self._extending = False
 
@@ -123,7 +123,7 @@ class Writer:
     def _advance(self, lead: torch.Size) -> torch.Tensor:
         """Move the cursor past the added rows, and return their slots."""
         count = lead.numel()
-        slots = torch.arange(self._run.cursor, self._run.cursor + count)
+        slots = torch.from_numpy(np.arange(self._run.cursor, self._run.cursor + count))
         if self._num_envs is not None:  # the rows of one step lie side by side
             slots = slots.reshape(lead[::-1]).movedim(0, -1)
         if self._run.cursor + count > self._capacity:
