@@ -1,6 +1,6 @@
 """The buffers for PyTorch programs beside TorchRL's, call by call.
 
-    python -m benchmarks.torch_buffers            about 6 minutes, and 2 GB of memory
+    python -m benchmarks.torch_buffers            about 8 minutes, and 2 GB of memory
     python -m benchmarks.torch_buffers --quick    in two minutes
 
 It needs fbuf and the packages of `benchmarks/requirements.lock`; `make bench` sees to that.
@@ -17,10 +17,13 @@ another thread, as it does by default, but for "in this thread".
   sizes drawn. Every one comes once beforehand, and then again: the figures are of the second time.
   "steady" is a call of 300, the longest of them. The first time is counted as "first seconds", all
   that is compiled included.
+- "loops": a small uniform batch is drawn, once or several times, and then 16 rows are added. Rows
+  have 4, 5 or 8 leaves; "frames" are 4 leaves and two frames of 84 by 84 bytes.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -36,8 +39,15 @@ PACKAGES = ("fbuf", "jax", "jaxlib", "torch", "torchrl", "tensordict", "numpy")
 UNIFORM, PRIORITISED = "uniform", "prioritised"
 THEIRS, PLAIN, TENSORDICT = "TorchRL", "ReplayBuffer", "TensorDictReplayBuffer"
 STEADY, ALONE, LENGTHS = "steady", "in this thread", "lengths"
+LOOPS, LOOPS_ALONE = "loops", "loops, in this thread"
 CALLS = ("extend", "sample", "update")
 LONGEST = 300
+LOOP_CASES = (
+    *((leaves, batch, 1) for leaves in ("4", "5", "8") for batch in (32, 64)),
+    *(("8", batch, 20) for batch in (32, 64)),
+    ("frames", 32, 1),
+)
+"""The leaves of an item, the rows of a batch, and how many are drawn for each call of `extend`."""
 
 Step = Callable[[int], None]
 
@@ -146,16 +156,69 @@ def lengths(name: str, kind: str, rounds: int) -> list[Record]:
     ]  # fmt: skip
 
 
+def rows_of_loops(name: str, leaves: str, count: int) -> Any:
+    """Rows of so many leaves, as such a buffer takes them."""
+    import torch
+
+    frames = leaves == "frames"
+    every = rows_of_torch(count, long=True)
+    named = ["reward", "action", *(key for key in every if key not in ("reward", "action"))]
+    rows = {key: every[key] for key in named[: 4 if frames else int(leaves)]}
+    if frames:
+        rows |= {key: torch.ones(count, 84, 84, dtype=torch.uint8) for key in ("frame", "after")}
+    if name == PLAIN:
+        return rows
+    from tensordict import TensorDict
+
+    return TensorDict(rows, batch_size=[count])
+
+
+def one_loop(buffer: Any, added: Any, batch: int, draws: int, _: int) -> None:
+    """Draw some batches, and add rows."""
+    for _ in range(draws):
+        buffer.sample(batch)
+    buffer.extend(added)
+
+
+def loops(quick: bool, part: str) -> list[Record]:
+    """Time loops of draws and writes: microseconds a loop."""
+    rounds, seconds = (3, 0.02) if quick else (9, 0.1)
+    found: list[Record] = []
+    for leaves, batch, draws in LOOP_CASES:
+        capacity = SMALL // 10 if leaves == "frames" else SMALL
+        programs: dict[str, harness.Run] = {}
+        for name in (THEIRS, PLAIN, TENSORDICT):
+            buffer, added = made(name, UNIFORM, capacity), rows_of_loops(name, leaves, ADDED)
+            many = rows_of_loops(name, leaves, 1000)
+            for _ in range(capacity // 1000):
+                buffer.extend(many)
+
+            step = functools.partial(one_loop, buffer, added, batch, draws)
+            for number in range(3):  # compiles whatever it needs
+                step(number)
+            programs[name] = harness.repeated(step, seconds)
+        taken = harness.alternate(programs, rounds, 60.0)
+        call = f"{leaves} leaves, {draws} of {batch}"
+        found += [
+            {"part": part, "kind": UNIFORM, "what": n, "call": call, "us": harness.median(us)}
+            for n, us in taken.items()
+        ]
+    return found
+
+
 def measure(task: Task) -> Measured:
     """Time one kind of sampler, in this process."""
     import jax
     import torch
 
-    jax.config.update("jax_cpu_enable_async_dispatch", task["part"] != ALONE)
+    alone = task["part"] in (ALONE, LOOPS_ALONE)
+    jax.config.update("jax_cpu_enable_async_dispatch", not alone)
     torch.set_num_threads(1)
     quick, kind = task["quick"], task["kind"]
     rounds, seconds = (3, 0.05) if quick else (15, 0.1)
     names = (THEIRS, PLAIN, TENSORDICT)
+    if task["part"] in (LOOPS, LOOPS_ALONE):
+        return Measured(loops(quick, task["part"]))
     if task["part"] == LENGTHS:
         found = [record for name in names for record in lengths(name, kind, rounds)]
         return Measured(found)
@@ -188,8 +251,9 @@ def tasks(quick: bool) -> list[Task]:
             "kind": kind,
             "quick": quick,
         }
-        for part in (STEADY, ALONE, LENGTHS)
+        for part in (STEADY, ALONE, LENGTHS, LOOPS, LOOPS_ALONE)
         for kind in (UNIFORM, PRIORITISED)
+        if kind == UNIFORM or part not in (LOOPS, LOOPS_ALONE)
     ]
     return every if quick else every * 3
 
@@ -208,6 +272,16 @@ def tables(records: list[Record]) -> list[str]:
                 rows.append([kind, call, *map(report.number, times), *ratios])
         heads = ["sampler", "call", THEIRS, PLAIN, TENSORDICT, "ratio", "ratio of TensorDicts"]
         lines += report.section(f"Microseconds a call, {part}", heads, rows)
+    for part in (LOOPS, LOOPS_ALONE):
+        rows = []
+        for leaves, batch, draws in LOOP_CASES:
+            asked = {"part": part, "kind": UNIFORM, "call": f"{leaves} leaves, {draws} of {batch}"}
+            times = [_float(us(what=name, **asked)) for name in (THEIRS, PLAIN, TENSORDICT)]
+            ratios = [f"{time / times[0]:.2f}" for time in times[1:]]
+            rows.append([leaves, batch, draws, *map(report.number, times), *ratios])
+        heads = ["leaves", "batch", "draws an extend", THEIRS, PLAIN, TENSORDICT, "ratio"]
+        heads.append("ratio of TensorDicts")
+        lines += report.section(f"Microseconds a loop, {part}", heads, rows)
     of_sizes = [r for r in records if r["part"] == LENGTHS]
     rows = [
         [r["kind"], r["what"], r["call"], f"{r['first']:.2f}", report.number(r["us"]),

@@ -1902,6 +1902,21 @@ MUTANTS = [
         ("self._unfinished if in_main and not self._waited else None", "self._unfinished if in_main else None", "adapters", ("test_host.py", "handler_that_asks")),
     ),
     *of(
+        "host/uniform_rows.py",
+        ("if self._removed is not None and int(seen(leaves[self._removed])):", "if False:", "removed rows", ("test_numpy_draws.py", "removal")),
+        ("            arrays.clear()  # or", "            pass  # or", "adapters", ("test_numpy_draws.py", "own")),
+        ("(slots >= head)", "(slots > head)", "adapters", ("test_numpy_draws.py", "those_of_sample")),
+        ("_TRUNCATED = _BITS & TERMINATED > 0, _BITS & TRUNCATED > 0", "_TRUNCATED = _BITS & TERMINATED > 0, _BITS & TERMINATED > 0", "adapters", ("test_numpy_draws.py", "those_of_sample")),
+        ("(low * total >> half)", "0", "adapters", ("test_numpy_draws.py", "below")),
+        ("            mask.copy(),", "            mask,", "adapters", ("test_numpy_draws.py", "own")),
+    ),
+    *of(
+        "../adapters/fbuf_adapters/pytorch/_numpy_draws.py",
+        ("found.key is not asked.key", "False", "adapters", ("test_numpy_draws.py", "saved_run")),
+        ("stack([turn[0] + (low == 0).astype(jnp.uint32), low])", "stack([turn[0], low])", "adapters", ("test_numpy_draws.py", "in_turn")),
+        ("        if last != total:", "        if last is None:", "adapters", ("test_numpy_draws.py", "those_of_sample")),
+    ),
+    *of(
         "host/transitions.py",
         ("slots + self._lanes, self._wanted", "slots + 1, self._wanted", "next observations", LED_TO),
         ("(aside,) = (flags & ENDS).nonzero()", "(aside,) = (flags & TERMINATED).nonzero()", "next observations", LED_TO),

@@ -19,7 +19,13 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("tensordict")
 
-from fbuf_adapters.pytorch import ReplayBuffer, _packed, _unpack, to_torch  # noqa: E402
+from fbuf_adapters.pytorch import (  # noqa: E402 (after the skip)
+    ReplayBuffer,
+    _numpy_draws,
+    _packed,
+    _unpack,
+    to_torch,
+)
 from fbuf_adapters.tensordict import TensorDictReplayBuffer  # noqa: E402
 from support.buffers import DEVICE  # noqa: E402
 from tensordict import TensorDict, TensorDictBase  # noqa: E402
@@ -57,6 +63,12 @@ def tensors(**options):
     ends = torch.arange(N) % 10 == 9
     buffer.extend(rows(), terminated=ends, next_observation=torch.rand(N, 3))
     return buffer
+
+
+@pytest.fixture(autouse=True)
+def _by_a_program(monkeypatch):
+    """Have programs make all batches: those that NumPy makes are never packed."""
+    monkeypatch.setattr(_numpy_draws, "_MOST", 0)
 
 
 def tensordicts(**options):
