@@ -151,7 +151,7 @@ def test_the_program_draws_after_a_removal_and_of_no_row(drawn):
     batch = buffer.sample(5)
     buffer.remove(batch.ids)
     assert_same(buffer.sample(5), expected(buffer, buffer.state, 1, 5))
-    buffer.empty()
+    buffer.state = fbuf.clear(buffer.state)
     assert_same(buffer.sample(5), expected(buffer, buffer.state, 2, 5))
     assert drawn == [True, False, False]
     buffer.extend(rows(7, x=(torch.float32, ())))
