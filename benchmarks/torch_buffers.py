@@ -52,7 +52,7 @@ LOOP_CASES = (
 Step = Callable[[int], None]
 
 
-def made(name: str, kind: str, capacity: int) -> Any:
+def made(name: str, kind: str, capacity: int, batch: int = BATCH) -> Any:
     """A buffer."""
     import fbuf
 
@@ -60,17 +60,17 @@ def made(name: str, kind: str, capacity: int) -> Any:
     if name == PLAIN:
         from fbuf_adapters.pytorch import ReplayBuffer
 
-        return ReplayBuffer(capacity, sampler=sampler, batch_size=BATCH, int64=True)
+        return ReplayBuffer(capacity, sampler=sampler, batch_size=batch, int64=True)
     if name == TENSORDICT:
         from fbuf_adapters.tensordict import TensorDictReplayBuffer
 
-        return TensorDictReplayBuffer(capacity, sampler=sampler, batch_size=BATCH)
+        return TensorDictReplayBuffer(capacity, sampler=sampler, batch_size=batch)
     from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
     from torchrl.data.replay_buffers.samplers import PrioritizedSampler
 
     theirs = PrioritizedSampler(capacity, alpha=0.6, beta=0.4) if kind == PRIORITISED else None
     return TensorDictReplayBuffer(
-        storage=LazyTensorStorage(capacity), sampler=theirs, batch_size=BATCH
+        storage=LazyTensorStorage(capacity), sampler=theirs, batch_size=batch
     )
 
 
@@ -173,10 +173,10 @@ def rows_of_loops(name: str, leaves: str, count: int) -> Any:
     return TensorDict(rows, batch_size=[count])
 
 
-def one_loop(buffer: Any, added: Any, batch: int, draws: int, _: int) -> None:
+def one_loop(buffer: Any, added: Any, draws: int, _: int) -> None:
     """Draw some batches, and add rows."""
     for _ in range(draws):
-        buffer.sample(batch)
+        buffer.sample()
     buffer.extend(added)
 
 
@@ -188,12 +188,12 @@ def loops(quick: bool, part: str) -> list[Record]:
         capacity = SMALL // 10 if leaves == "frames" else SMALL
         programs: dict[str, harness.Run] = {}
         for name in (THEIRS, PLAIN, TENSORDICT):
-            buffer, added = made(name, UNIFORM, capacity), rows_of_loops(name, leaves, ADDED)
+            buffer, added = made(name, UNIFORM, capacity, batch), rows_of_loops(name, leaves, ADDED)
             many = rows_of_loops(name, leaves, 1000)
             for _ in range(capacity // 1000):
                 buffer.extend(many)
 
-            step = functools.partial(one_loop, buffer, added, batch, draws)
+            step = functools.partial(one_loop, buffer, added, draws)
             for number in range(3):  # compiles whatever it needs
                 step(number)
             programs[name] = harness.repeated(step, seconds)
