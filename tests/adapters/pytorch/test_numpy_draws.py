@@ -225,7 +225,7 @@ def test_a_batch_is_its_own_and_the_buffer_is_written_in_place(monkeypatch):
         buffer.extend(rows(7, **ITEMS["wide"]))
         buffer.sample(5)
     assert_same(batch, before)
-    leaves = jax.tree.leaves((batch, buffer.sample(5)))
+    leaves = jax.tree.leaves((batch, buffer.sample(5), buffer.sample(5)))
     storages = [leaf.untyped_storage() for leaf in leaves]
     assert len({storage.data_ptr() for storage in storages}) == len(storages)
     for leaf, storage in zip(leaves, storages, strict=True):
