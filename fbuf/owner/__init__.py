@@ -1,1 +1,1 @@
-"""Who has a buffer, and how it is looked at and changed: `owner_of`."""
+"""The owners of buffers: one set of methods to look at a buffer and to change it."""
