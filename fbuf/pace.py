@@ -15,7 +15,7 @@ from fbuf._pytree import pytree
 from fbuf.checks import values as check
 
 _PARTS = 10_000
-"""The largest denominator that a float stands for; below 1 the largest numerator of the inverse."""
+"""The largest denominator of a float's fraction; below 1 the largest numerator of the inverse."""
 
 _LARGEST = 2**30
 """The most that the product of a ratio's parts, and what is owed, may be: exact in int32."""

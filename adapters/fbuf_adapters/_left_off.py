@@ -27,7 +27,7 @@ def _changed(cursor: jax.Array, left: jax.Array, *, lanes: int, shards: int) -> 
 
 
 class LeftOff:
-    """The cursor of the ring that a writer left behind."""
+    """The cursor of the ring after a writer's last add."""
 
     def __init__(self) -> None:
         self._array: jax.Array | None = None

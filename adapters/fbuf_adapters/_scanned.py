@@ -25,11 +25,11 @@ class Stepped:
 
     Attributes:
         env_state: The environments, reset where an episode ended.
-        observation: The observation that the next step begins with.
+        observation: The first observation of the next step.
         reward: The reward.
         terminated: Whether the episode ended by itself.
         truncated: Whether it was cut off.
-        next_observation: The observation that this step led to; at an end the final one.
+        next_observation: The next observation of this step; at an end the final one.
     """
 
     env_state: Any
@@ -135,7 +135,7 @@ class ScanCollector:
         return state
 
     def publish(self, params: Any) -> None:
-        """Act with these weights from the next call on."""
+        """Use these weights from the next call."""
         self._params = params
 
     def stats(self) -> dict[str, Any]:

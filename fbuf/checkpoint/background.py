@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 
 class _Job:
-    """Work in a thread, and its failure.
+    """A thread that writes, and the exception that it raised.
 
-    `wait` uses a bare lock. After an interrupted `Thread.join`, Python takes a running thread for
-    one that has ended.
+    `wait` uses a bare lock. After an interrupted `Thread.join`, Python believes that a running
+    thread has ended.
     """
 
     def __init__(self, folder: pathlib.Path, work: Callable[[], None]) -> None:
@@ -43,26 +43,26 @@ _jobs: dict[pathlib.Path, _Job] = {}
 
 
 def turn(folder: pathlib.Path) -> threading.Lock:
-    """Return the lock that a save to a directory holds, so that several come one after another."""
+    """Return the lock of saves to a directory, so that only one save runs at a time."""
     with _lock:
         return _turns.setdefault(folder, threading.Lock())
 
 
 def start(folder: pathlib.Path, work: Callable[[], None]) -> None:
-    """Begin with work for a directory. Wait for earlier work first."""
+    """Start work for a directory, after all earlier work for it."""
     with _lock:
         _jobs[folder] = _Job(folder, work)
 
 
 def wait(folder: pathlib.Path | None) -> None:
-    """Wait for the work for a directory, or for all, and raise the first failure of it."""
+    """Wait for the work for one directory or all, and raise its first failure."""
     with _lock:
         jobs = {f: job for f, job in _jobs.items() if folder is None or f == folder}
     failures: list[BaseException] = []
     for waited, job in jobs.items():
         job.wait()
         with _lock:
-            if _jobs.get(waited) is job:  # nobody else has heard of it
+            if _jobs.get(waited) is job:  # no caller has raised it
                 del _jobs[waited]
                 if job.failure is not None:
                     failures.append(job.failure)
@@ -78,5 +78,5 @@ if hasattr(os, "register_at_fork"):  # a process that was forked off has none of
 
 @atexit.register
 def _at_exit() -> None:
-    """Raise a failure that nobody has waited for: Python prints it."""
+    """Raise a failure that no caller has raised, so that Python prints it."""
     wait(None)

@@ -1,13 +1,13 @@
 """Joining small files of rows, so that many small saves do not leave thousands of files.
 
-With more than `MOST` files, the `TOGETHER` neighbours of the fewest rows become one. A row is then
-written anew about once for every `TOGETHER`-fold growth of its file: few times in its life. Where
-more than half of all rows in files have been overwritten, the files with the most such rows are
-written anew without them.
+With more than `MOST` files, the `TOGETHER` neighbours with the fewest rows become one. A row is
+rewritten about once for every `TOGETHER`-fold growth of its file, so only a few times. If more than
+half of all rows in files have been overwritten, the files with the most such rows are rewritten
+without them.
 
-For each head, a file begins where the one before it ends, but for rows that no longer count. A save
-adds all rows since the last one that still count, and a file goes only if none of its rows counts.
-So any neighbours may become one.
+For each head, a file begins at the end of the file before it, apart from overwritten rows. A save
+adds all newer rows that still count. A file is deleted only if no row of it counts. So any
+neighbours may be joined.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from fbuf.checkpoint.files import CHUNK, RowBlock
 from fbuf.checkpoint.manifest import Manifest, Segment
 
 MOST = 64
-"""The most files of rows that a checkpoint has before some are joined."""
+"""The most files of rows in a checkpoint; with more, some are joined."""
 
 TOGETHER = 32
-"""The number of files that become one."""
+"""The number of files to join."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Compaction:
-    """Files that become one.
+    """Some files, and the one that replaces them.
 
     Attributes:
-        old: Their rows, the oldest first.
+        old: The rows of the old files, the oldest first.
         new: The rows of the new file.
         blocks: The content of the new file.
     """
@@ -47,7 +47,7 @@ class Compaction:
 def compaction(
     folder: pathlib.Path, name: str, store: str, manifest: Manifest, widths: Sequence[int]
 ) -> Compaction | None:
-    """Return some files of a store as one; None if there are few.
+    """Return some files of a store joined into one; None if the store has few.
 
     Args:
         folder: The directory.
@@ -64,7 +64,7 @@ def compaction(
     if len(segments) > MOST:
         old = min(candidates, key=size)
     elif size(segments) > 2 * max(live(segments), sum(manifest.live[store])):
-        # Heads of several speeds may leave many overwritten rows.
+        # Heads of different speeds may leave many overwritten rows.
         old = max(candidates, key=lambda some: size(some) - live(some))
     else:
         return None
@@ -72,7 +72,7 @@ def compaction(
     new = Segment(name, first, tuple(map(max, first, old[-1].last)))
     views = []
     for segment in old:
-        # The check comes before the copy: damage must not get a checksum of its own.
+        # Check before the copy: damaged bytes must not get a new checksum.
         npy.check(folder, segment.file, manifest.files[segment.file])
         views.append(npy.views(folder / segment.file, sum(segment.counts), widths))
     blocks = [

@@ -44,9 +44,9 @@ _UNKNOWN = "not known yet"
 
 
 def unknown_item(sampler: Sampler) -> dict[str, Any]:
-    """Return the item of a buffer that learns its item from the first row, and has none yet.
+    """Return a placeholder item, for a buffer that gets its item from the first row.
 
-    It has the fields that the sampler looks at.
+    It has the fields of the sampler.
     """
     number = jax.ShapeDtypeStruct((), np.int32)
     item: dict[str, Any] = {_UNKNOWN: number}
@@ -60,7 +60,7 @@ def unknown_item(sampler: Sampler) -> dict[str, Any]:
 
 
 def is_unknown(item: Data) -> bool:
-    """Return whether this encoded item stands for one that is not known yet."""
+    """Return whether an encoded item is the placeholder."""
     return isinstance(item, dict) and any(name == _UNKNOWN for name, _ in item.get("dict", ()))
 
 
@@ -110,7 +110,7 @@ def arguments(data: Data, item: Any, sampler: Sampler | None) -> dict[str, Any]:
 
 
 def as_today(data: Data) -> Data:
-    """Return the result of an older `described` with the options that there have been since."""
+    """Return the result of an older `described`, with defaults for newer options."""
     if not isinstance(data, dict):
         return data
     data = {"removable": True, **data}
@@ -120,7 +120,7 @@ def as_today(data: Data) -> Data:
 
 
 def _with_new_options(data: Data) -> Data:
-    """Return an encoded sampler with the defaults of options that its version did not have."""
+    """Return an encoded sampler, with defaults for options that its version lacks."""
     if not is_known(data):
         return data
     defaults: dict[str, Data] = {}
@@ -136,12 +136,12 @@ def _with_new_options(data: Data) -> Data:
 
 
 def is_known(data: Data) -> bool:
-    """Return whether this encoded sampler is one of fbuf's."""
+    """Return whether an encoded sampler is of a class of fbuf."""
     return isinstance(data, dict) and data.get("name") in _SAMPLERS
 
 
 def sampler_data(sampler: Any) -> Data:
-    """Encode a sampler as its name and options; an option may be a sampler."""
+    """Encode a sampler as its name and options, which may be samplers."""
     kind = type(sampler)
     known = _SAMPLERS.get(kind.__name__) is kind
     name = kind.__name__ if known else f"{kind.__module__}.{kind.__qualname__}"
@@ -154,7 +154,7 @@ def sampler_data(sampler: Any) -> Data:
 
 
 def _option_data(sampler: str | None, option: str, value: Any) -> Data:
-    """Encode an option of a sampler of fbuf, by its name, or of one of your own: None."""
+    """Encode an option by its name; None for a user's class of sampler."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, Sampler):
@@ -163,7 +163,7 @@ def _option_data(sampler: str | None, option: str, value: Any) -> Data:
         return value
     if isinstance(value, tuple) and all(isinstance(n, int | float) for n in value):
         return list(value)
-    if sampler is None:  # an option of a sampler of your own is for people to read
+    if sampler is None:  # options of users' samplers are for people to read
         return repr(value)
     raise TypeError(
         f"fbuf.save: {option} of {sampler} is a {type(value).__name__}, {value!r}; use a plain "
@@ -172,7 +172,7 @@ def _option_data(sampler: str | None, option: str, value: Any) -> Data:
 
 
 def _sampler(data: Data, given: Sampler | None) -> Sampler:
-    """Decode a sampler; the given one must be the same."""
+    """Decode a sampler; refuse a different `sampler`."""
     if given is not None:
         if sampler_data(given) != data:
             raise Mismatch(_differing(data, sampler_data(given)))
@@ -200,7 +200,7 @@ def sampler_of(data: Data) -> Sampler:
 
 
 def _differing(saved: Data, given: Data) -> str:
-    """Return the difference between a given sampler and the saved one."""
+    """Return a text on the difference between the caller's sampler and the saved one."""
     advice = (
         "leave sampler out, or give the same one; fbuf.extend adds the rows to a buffer with "
         "another sampler, and fbuf.add those of a Reservoir or an EvictLowest"
@@ -221,7 +221,7 @@ def _differing(saved: Data, given: Data) -> str:
 
 
 def sampler_words(data: Data) -> str:
-    """Return a sampler in words."""
+    """Return a sampler as text."""
     options = ", ".join(
         f"{printable(name)}={sampler_words(value) if isinstance(value, dict) else repr(value)}"
         for name, value in data["options"].items()
@@ -242,6 +242,6 @@ def _item(data: Data, example: Any) -> Any:
 
 
 def _array(leaf: Any) -> Data:
-    """Encode the shape and dtype of a leaf of an example, as JAX has them."""
+    """Encode the shape and JAX dtype of a leaf of an example."""
     dtype = jax.dtypes.canonicalize_dtype(jax.numpy.result_type(leaf))
     return tree_json.array(jax.numpy.shape(leaf), dtype)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class CheckpointError(ValueError):
-    """A checkpoint cannot be read, or is of something else; the message says what was found.
+    """A checkpoint cannot be read, or holds something else; the message has the details.
 
     Examples:
         >>> import fbuf, tempfile
@@ -17,4 +17,4 @@ class CheckpointError(ValueError):
 
 
 class Mismatch(CheckpointError):
-    """The checkpoint is whole, and not what the caller says or can read."""
+    """The checkpoint is not damaged, but does not fit the caller's arguments or version."""

@@ -13,11 +13,11 @@ from fbuf.checkpoint.errors import Mismatch
 from fbuf.checkpoint.tree_json import Data
 
 LEFT_OUT = object()
-"""An example that leaves out the tree that was saved beside the buffer."""
+"""An example which says that the extra tree is not wanted."""
 
 
 def split(extra: Any) -> tuple[Data, list[np.ndarray]]:
-    """Encode a tree, and copy its arrays.
+    """Encode a tree as JSON, and copy its arrays.
 
     Raises:
         TypeError: If a leaf is neither an array nor a number, a string, bytes or a bool.
@@ -29,7 +29,7 @@ def split(extra: Any) -> tuple[Data, list[np.ndarray]]:
         return tree_json.array(array.shape, array.dtype)
 
     def leaf(value: Any) -> Data:
-        # A derived class, such as an IntEnum, would be lost.
+        # A subclass, such as an IntEnum, would be lost.
         if type(value) in (bool, int, str):
             return {"value": value}
         if type(value) is float:

@@ -1,8 +1,8 @@
 """Files that are there whole or not at all.
 
-A file is written under another name, brought to the disk, and renamed; then the directory is
-brought to the disk. A final name always stands for a whole file, even after a crash of the machine.
-The tests in `tests/checkpoint/test_save_crash.py` check the order at every moment of a crash.
+A file is written under another name, flushed to the disk, and renamed. Then the directory is
+flushed. A final name always stands for a whole file, even after a crash of the machine. The tests
+in `tests/checkpoint/test_save_crash.py` check the order at every moment of a crash.
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ CHUNK = 2**24
 """Bytes that are read or written at a time."""
 
 CANNOT = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, 524}
-"""Answers of a disk that lacks what it was asked for. 524 is Linux's own ENOTSUPP, without a name
-in Python; disks of Cray's DVS answer so."""
+"""The errors of a disk without the requested operation.
+
+524 is Linux's own ENOTSUPP, without a name in Python; Cray's DVS returns it.
+"""
 
 _warned: set[int] = set()
-"""Such disks that the user knows of."""
+"""The disks whose warning the user has already seen."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Checksum:
 
 @dataclasses.dataclass(frozen=True)
 class RowBlock:
-    """An array to write: so many rows of so many bytes, in chunks."""
+    """An array to write: the number of rows, the bytes of a row, and the data in chunks."""
 
     rows: int
     width: int
@@ -53,21 +55,21 @@ class RowBlock:
 
 
 Content = Callable[[BinaryIO], None]
-"""Writes what a file holds."""
+"""A function that writes the content of a file."""
 
 
 class ChecksumFile(io.RawIOBase):
-    """A file to write to that counts and checks what is written."""
+    """A writable file that computes length and checksum."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.length, self.crc32 = file, 0, 0
 
     def writable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def write(self, data: Any) -> int:
-        """Write all of it."""
+        """Write all bytes."""
         view = memoryview(data).cast("B")
         self._file.write(view)
         self.length += len(view)
@@ -81,8 +83,7 @@ def write(folder: pathlib.Path, contents: Mapping[str, Content]) -> dict[str, Ch
 
     Args:
         folder: The directory.
-        contents: Writes what a file holds, by the name of the file; that may be in a directory of
-            the directory.
+        contents: The functions that write each file, by file name, which may have a subdirectory.
 
     Returns:
         The length and the checksum of each file.
@@ -94,10 +95,10 @@ def write(folder: pathlib.Path, contents: Mapping[str, Content]) -> dict[str, Ch
 
 
 def _written(final: pathlib.Path, content: Content) -> Checksum:
-    """Write a file; its name is not on the disk yet."""
+    """Write a file; its name is not yet on the disk."""
     unfinished = final.with_name(final.name + UNFINISHED)
     try:
-        if os.path.lexists(unfinished):  # as a link, which would be followed
+        if os.path.lexists(unfinished):  # else a link would be followed
             unfinished.unlink()
         with open(unfinished, "xb") as file:
             summed = ChecksumFile(file)
@@ -106,13 +107,13 @@ def _written(final: pathlib.Path, content: Content) -> Checksum:
             _bring(file.fileno(), final)
         os.replace(unfinished, final)
     except BaseException:
-        unfinished.unlink(missing_ok=True)  # on a full disk the next save needs the room
+        unfinished.unlink(missing_ok=True)  # free the disk for the next save
         raise
     return Checksum(summed.length, summed.crc32)
 
 
 def make_folder(path: pathlib.Path) -> None:
-    """Make a directory, and those above it, so that they are still there after a crash."""
+    """Make a directory and its parents, so that they survive a crash."""
     if path.is_dir():
         return
     if path.exists():
@@ -125,7 +126,7 @@ def make_folder(path: pathlib.Path) -> None:
 
 
 def sync(folder: pathlib.Path) -> None:
-    """Bring the names of a directory to the disk."""
+    """Flush the names in a directory to the disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         _bring(descriptor, folder)
@@ -134,7 +135,7 @@ def sync(folder: pathlib.Path) -> None:
 
 
 def _bring(descriptor: int, path: pathlib.Path) -> None:
-    """Bring a file or a directory to the disk; warn, once a disk, if that disk cannot do it."""
+    """Flush a file or directory to the disk; warn, once a disk, if the disk cannot do that."""
     try:
         os.fsync(descriptor)
     except OSError as error:
@@ -150,8 +151,8 @@ def _bring(descriptor: int, path: pathlib.Path) -> None:
 
 
 def delete(folder: pathlib.Path, names: set[str]) -> None:
-    """Delete files of a directory; those that are gone already are no matter."""
+    """Delete files of a directory, and ignore missing ones."""
     for name in sorted(names):
         path = folder / name
-        if path.is_symlink() or not path.is_dir():  # a directory of such a name is not ours
+        if path.is_symlink() or not path.is_dir():  # a directory with this name is not ours
             path.unlink(missing_ok=True)

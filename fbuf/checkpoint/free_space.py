@@ -1,4 +1,4 @@
-"""Room on a disk, and what is said where there is too little."""
+"""Free space on a disk, and the error for too little of it."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 def require(where: str, folder: pathlib.Path, nbytes: int) -> None:
-    """Refuse to begin with what the disk of a directory has no room for.
+    """Refuse a write that needs more than the free space of the directory's disk.
 
     Args:
         where: The function to name in the error, such as `"to_npz"`.
-        folder: The directory, which is there.
-        nbytes: How much will be written.
+        folder: The directory, which must exist.
+        nbytes: The bytes to write.
 
     Raises:
-        OSError: If less is free.
+        OSError: If the disk has less free space.
     """
     if shutil.disk_usage(folder).free < nbytes:
         raise _too_little(where, folder, nbytes, errno.ENOSPC)
@@ -31,10 +31,10 @@ def require(where: str, folder: pathlib.Path, nbytes: int) -> None:
 
 @contextlib.contextmanager
 def explained(where: str, folder: pathlib.Path, nbytes: int) -> Generator[None]:
-    """Say of a disk that gets full how much was to be written, and how much is free.
+    """Add to the error of a full disk the bytes to write, and the free space.
 
     The block should delete its unfinished files. Other failures of a disk name the directory,
-    because an error may come from the background, or at the end of a program.
+    because the error may come from a thread, or at the end of a program.
     """
     try:
         yield
@@ -48,6 +48,6 @@ def explained(where: str, folder: pathlib.Path, nbytes: int) -> Generator[None]:
 
 def _too_little(where: str, folder: pathlib.Path, nbytes: int, number: int) -> OSError:
     said = f"{os.strerror(number)}: {where} needs at least {in_words(nbytes)}"
-    if number == errno.ENOSPC:  # of a quota nobody says what is left
+    if number == errno.ENOSPC:  # the rest of a quota is unknown
         said += f", and {in_words(shutil.disk_usage(folder).free)} are free"
     return OSError(number, said, str(folder))

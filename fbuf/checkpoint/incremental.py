@@ -1,4 +1,4 @@
-"""The rows that a checkpoint has to add: all rows that the checkpoint before it lacks."""
+"""The rows that a checkpoint adds: those that the checkpoint before it lacks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fbuf.state import State
 from fbuf.storage.ring import WRITTEN
 
 _warned: set[pathlib.Path] = set()
-"""The directories with a warning about a save of all rows."""
+"""The directories that have warned about a save of all rows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Places:
 
     Attributes:
         total: For each head, the number of rows ever written.
-        live: For each head, the number of newest rows that count.
+        live: For each head, the number of newest rows that are not overwritten.
         new: The rows to add.
     """
 
@@ -37,20 +37,21 @@ class Places:
 
     @property
     def all(self) -> Range:
-        """The rows that count."""
+        """The rows that are not overwritten."""
         return tuple(a - b for a, b in zip(self.total, self.live, strict=True)), self.total
 
 
 def find_base(
     folder: pathlib.Path, numbers: Sequence[int], save_id: int, config: Data
 ) -> Manifest | None:
-    """Return the newest checkpoint that a buffer descends from; None if there is none.
+    """Return the newest ancestor checkpoint of a buffer; None without one.
 
     Args:
         folder: The directory.
         numbers: The checkpoints there, the oldest first.
         save_id: The id of the buffer.
-        config: The arguments of `fbuf.init` for the buffer. Others lay out rows in another way.
+        config: The arguments of `fbuf.init` for the buffer. Other arguments mean another layout of
+            rows.
     """
     ids = set(lineage.ancestors(save_id))
     there = manifest.readable(folder, numbers if ids else ())
@@ -84,32 +85,31 @@ def places(
 
     Args:
         state: The buffer.
-        index: Its arrays but the stores, by path.
-        base: The checkpoint that it descends from; None adds all rows.
+        index: Its arrays except the stores, by path.
+        base: Its ancestor checkpoint; None adds all rows.
     """
     rows, *ends = row_ranges.of_state(state)
     head, lap, stored, _ = index[".ring.cursor"].astype(np.int64)
-    found = {rows.name: _places((lap % 2**32) * rows.room + head, stored, rows, base)}
+    found = {rows.name: _places((lap % 2**32) * rows.head_places + head, stored, rows, base)}
     for store in ends:
         at, lap = index[".next_obs[0].cursor"].astype(np.int64)
-        # All places count, as if each had been written once before.
-        total = (1 + lap % 2**32) * store.room + at
-        found[store.name] = _places(total, np.full_like(total, store.room), store, base)
+        # All places count, as after one write of each.
+        total = (1 + lap % 2**32) * store.head_places + at
+        found[store.name] = _places(total, np.full_like(total, store.head_places), store, base)
     return found
 
 
 def _places(total: np.ndarray, live: np.ndarray, store: Store, base: Manifest | None) -> Places:
-    """Return the rows of a store, of which those that a checkpoint lacks are new."""
+    """Return the rows of a store; new ones are those that a checkpoint lacks."""
     past = np.array(base.totals[store.name], np.int64) if base else np.zeros_like(total)
-    # A lap of 2**32 is one of 0 again. Places go on from those of the checkpoint, and none is
-    # below 0.
-    total = np.where(total < np.maximum(past, live), total + 2**32 * store.room, total)
+    # Lap 2**32 is 0 again. Places continue those of the checkpoint, and are at least 0.
+    total = np.where(total < np.maximum(past, live), total + 2**32 * store.head_places, total)
     found = Places(tuple(total.tolist()), tuple(live.tolist()), ((), ()))
     return dataclasses.replace(found, new=row_ranges.newer(found.all, past.tolist()))
 
 
 def changed_rows(flags: np.ndarray, store: Store, found: Places) -> np.ndarray:
-    """Return the rows that `fbuf.write` has changed, without new rows: int64 `[rows]`."""
+    """Return the older rows that `fbuf.write` has changed: int64 `[rows]`."""
     changed = flags & WRITTEN > 0
     if not changed.any():
         return np.zeros(0, np.int64)

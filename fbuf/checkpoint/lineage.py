@@ -1,9 +1,9 @@
-"""Save ids: random numbers by which a save knows the checkpoint that a buffer descends from.
+"""Save ids: random numbers that identify the ancestor checkpoints of a buffer.
 
 Each save gives the returned buffer a new id, and writes the id into the manifest. Every function
 that changes a buffer keeps the id. So a buffer with the id of a checkpoint descends from the buffer
-saved there. This process also remembers the ancestors of the ids that it gave. So a directory knows
-a buffer after saves to other directories, and after saves that failed.
+saved there. This process also remembers the ancestors of its ids. So a directory recognises a
+buffer after saves to other directories, and after failed saves.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from fbuf.state import State
 from fbuf.xla.place import put_like
 
 CURSOR = ".ring.cursor"
-"""The path of the array that holds the id."""
+"""The path of the array with the id."""
 
 NONE = 0
-"""The id of a buffer that descends from no checkpoint."""
+"""The id of a buffer without an ancestor checkpoint."""
 
 _MOST = 2**16
-"""The number of given ids to remember."""
+"""The number of ids to remember."""
 
 _parents: dict[int, int] = {}
-"""The ids that this process gave, each with the id that the buffer had before; the oldest first."""
+"""The ids of this process, each with its parent id; the oldest first."""
 
 _distrusted: set[int] = set()
 """The ids of checkpoints with a damaged file."""
@@ -41,7 +41,7 @@ _lock = threading.Lock()
 
 
 def new_id(parent: int) -> int:
-    """Return a new id for a buffer that has had the id `parent`."""
+    """Return a new id for a buffer whose id was `parent`."""
     with _lock:
         given = parent
         while given in (NONE, parent) or given in _parents:
@@ -53,17 +53,17 @@ def new_id(parent: int) -> int:
 
 
 def is_given(save_id: int) -> bool:
-    """Return whether this process gave an id."""
+    """Return whether an id was made in this process."""
     return save_id in _parents
 
 
 def ancestors(save_id: int) -> Iterator[int]:
-    """Iterate over an id, the id before it, and so on; up to that of a damaged checkpoint."""
+    """Yield an id and its ancestors, up to that of a damaged checkpoint."""
     return itertools.takewhile(lambda given: given not in _distrusted, line(save_id))
 
 
 def line(save_id: int) -> Iterator[int]:
-    """Yield an id and all ids before it, also that of a damaged checkpoint: it is the same run."""
+    """Yield an id and all its ancestors; a damaged checkpoint is also of the same run."""
     seen: set[int] = {NONE}
     while save_id not in seen:
         yield save_id
@@ -72,7 +72,7 @@ def line(save_id: int) -> Iterator[int]:
 
 
 def distrust(save_id: int) -> None:
-    """No longer let any buffer descend from a checkpoint, because a file of it is damaged."""
+    """Let no buffer descend from a checkpoint with a damaged file."""
     _distrusted.add(save_id)
     _parents.pop(save_id, None)
 
@@ -84,7 +84,7 @@ def of_cursor(cursor: np.ndarray) -> int:
 
 
 def of_state(state: State[Any]) -> int:
-    """Return the id of a buffer. No array of it is held."""
+    """Return the id of a buffer. No array of the buffer is kept."""
     return of_cursor(jax.device_get(jnp.copy(state.ring.cursor)))
 
 
@@ -96,7 +96,7 @@ def named(cursor: np.ndarray, save_id: int) -> np.ndarray:
 
 
 def with_id(state: State[Any], save_id: int) -> State[Any]:
-    """Return the buffer with an id; all other arrays are the same ones."""
+    """Return the buffer with another id; it shares all other arrays."""
     before = state.ring.cursor
     cursor = put_like(before, named(jax.device_get(jnp.copy(before)), save_id))
     return dataclasses.replace(state, ring=dataclasses.replace(state.ring, cursor=cursor))

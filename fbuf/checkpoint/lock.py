@@ -16,21 +16,21 @@ from fbuf.checks import foreign
 NAME = "LOCK"
 
 _NO_LOCKS = {*files.CANNOT, errno.ENOLCK}
-"""Answers of a disk that has no locks, as that of a cluster may have none."""
+"""The errors of a disk without locks, such as a cluster's."""
 
 _held: set[int] = set()
-"""Files of locks that this process holds."""
+"""The open files of locks that this process holds."""
 
 
 @contextlib.contextmanager
 def held(folder: pathlib.Path) -> Generator[None]:
-    """Hold the lock of a directory; it is let go when the process ends, however it ends.
+    """Hold the lock of a directory; the end of the process releases it in any case.
 
     On a disk without locks it is a file, see `fbuf.checkpoint.lock_file`.
 
     Raises:
         BlockingIOError: If another process holds it; the message says which.
-        CheckpointError: If it is no plain file: it would be written to.
+        CheckpointError: If the lock is no plain file, because the process writes into it.
     """
     file = _opened(folder / NAME)
     try:
@@ -39,7 +39,7 @@ def held(folder: pathlib.Path) -> Generator[None]:
                 yield
             return
         _held.add(file)
-        with contextlib.suppress(OSError):  # on a full disk; it is for a message only
+        with contextlib.suppress(OSError):  # on a full disk; the text is for messages only
             os.ftruncate(file, 0)
             os.write(file, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
         yield
@@ -49,7 +49,7 @@ def held(folder: pathlib.Path) -> Generator[None]:
 
 
 def _opened(path: pathlib.Path) -> int:
-    """Open the file of a lock, which is made if it is not there."""
+    """Open the file of a lock, or make it."""
     try:
         with contextlib.suppress(FileNotFoundError):
             foreign.size(foreign.inside(path.parent, path.name, links=False))
@@ -62,7 +62,7 @@ def _opened(path: pathlib.Path) -> int:
 
 
 def _locked(folder: pathlib.Path, file: int) -> bool:
-    """Lock a file; False if its disk has no locks."""
+    """Lock a file; return False if its disk has no locks."""
     import fcntl  # not on Windows, where all but saving works
 
     try:
@@ -82,7 +82,7 @@ def _locked(folder: pathlib.Path, file: int) -> bool:
 
 
 def _let_go() -> None:
-    """In a process that was forked off: it has these files open, too, and would hold the locks."""
+    """Close the files in a forked process, which would otherwise hold the locks, too."""
     for file in _held:
         os.close(file)
     _held.clear()

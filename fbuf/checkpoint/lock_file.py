@@ -1,4 +1,4 @@
-"""A lock where the disk has none: a file that only one process can make.
+"""A lock on a disk without locks: a file that only one process can make.
 
 A file stays when its process is killed. Another process of the same machine takes the file over
 once its process is gone. A process elsewhere may be alive or not, so the user is asked.
@@ -18,7 +18,7 @@ from fbuf.checks import foreign
 
 NAME = "LOCK-HELD"
 _GUARD = "LOCK-TAKEN-OVER"
-"""Held while a lock is taken over: else two could delete each other's."""
+"""Held during a takeover: otherwise two processes could delete each other's lock."""
 
 _LONGEST = 2**16
 """The longest such file, in bytes."""
@@ -26,14 +26,14 @@ _LONGEST = 2**16
 
 @dataclasses.dataclass(frozen=True)
 class Holder:
-    """A process, and all by which it can be told from any other.
+    """A process, identified among all processes.
 
     Attributes:
         process: Its number.
         host: The name of its machine.
-        place: The start of the machine, and the name space of the number. Numbers can be looked up
+        place: The boot of the machine, and the name space of the number. A number has a meaning
             only within one place.
-        started: When the process was started; empty if the system does not say.
+        started: The start time of the process; empty if unknown.
     """
 
     process: int
@@ -43,7 +43,7 @@ class Holder:
 
 
 def _started(process: int) -> str | None:
-    """When a process of this name space was started; None if it is gone."""
+    """Return the start time of a process in this name space; None if it is gone."""
     try:
         stat = pathlib.Path(f"/proc/{process}/stat").read_text()
     except OSError:
@@ -61,7 +61,7 @@ def _started(process: int) -> str | None:
 
 
 def _own() -> Holder:
-    """This process."""
+    """Return this process."""
     place = ""
     with contextlib.suppress(OSError):
         boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -70,14 +70,14 @@ def _own() -> Holder:
 
 
 def _made(path: pathlib.Path, own: Holder) -> bool:
-    """Make the file; False if it is there."""
+    """Make the file; return False if it exists."""
     try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     except FileExistsError:
         return False
     try:
         os.write(file, json.dumps(dataclasses.asdict(own)).encode())
-    except BaseException:  # on a full disk it would stay, and be nobody's
+    except BaseException:  # on a full disk it would stay without an owner
         path.unlink(missing_ok=True)
         raise
     finally:
@@ -86,7 +86,7 @@ def _made(path: pathlib.Path, own: Holder) -> bool:
 
 
 def _holder(path: pathlib.Path) -> Holder | None:
-    """Return the process that made the file; None if the file cannot be read, or not yet."""
+    """Return the process that made the file; None if the file is not readable, or not yet."""
     try:
         found = json.loads(foreign.read(path, _LONGEST))
         kinds = {name: type(value) for name, value in found.items()}
@@ -97,11 +97,11 @@ def _holder(path: pathlib.Path) -> Holder | None:
 
 
 def _is_gone(holder: Holder | None, own: Holder) -> bool:
-    """Return whether a process has ended for sure."""
+    """Return whether a process has certainly ended."""
     if holder is None or not own.place or (holder.host, holder.place) != (own.host, own.place):
         return False
     started = _started(holder.process)
-    # Without the start of a process, its number may be that of another one.
+    # Without a start time, the number may have a new owner.
     return started is None or ("" not in (started, holder.started) and started != holder.started)
 
 
@@ -128,12 +128,12 @@ def held(folder: pathlib.Path) -> Generator[None]:
     try:
         yield
     finally:
-        if os.getpid() == own.process and _holder(path) == own:  # and not one that was forked off
+        if os.getpid() == own.process and _holder(path) == own:  # and not a forked one
             path.unlink(missing_ok=True)
 
 
 def _take_over(path: pathlib.Path, own: Holder) -> None:
-    """Make the file anew, if who has made it is gone."""
+    """Replace the file of a process that has ended."""
     guard = path.with_name(_GUARD)
     if not _made(guard, own):
         raise _busy(guard, _holder(guard))

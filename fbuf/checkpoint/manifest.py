@@ -27,7 +27,7 @@ _NAME = re.compile(r"MANIFEST-\d{8}")
 _FILE = re.compile(r"shard-\d{5}/((joined-)?(rows|ends)|written|index)-\d{8}\.npy")
 
 Range = tuple[tuple[int, ...], tuple[int, ...]]
-"""For each head: the first place, and the one behind the last."""
+"""For each head: the first place, and the end."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,15 +57,15 @@ class Manifest:
     """The description of a checkpoint.
 
     Attributes:
-        save_id: The id that `fbuf.save` has put into the buffer; 0 in formats before 3.
+        save_id: The save id of the buffer; 0 in formats before 3.
         config: The arguments of `fbuf.init`, see `fbuf.checkpoint.config`.
         index: The arrays of the file `index`, by the path in the state, in their order.
         extra: The tree that was saved beside the buffer. Its arrays follow those of the index.
         segments: The files of rows by store, the oldest first.
         totals: For each head, the number of rows ever written; by store.
-        live: For each head, the number of newest rows that count; by store.
-        written: The file of rows that `fbuf.write` has changed, and their number; None if there are
-            none.
+        live: For each head, the number of newest rows that are not overwritten; by store.
+        written: The file of rows that `fbuf.write` has changed, and their number; None without such
+            rows.
         files: The length and the checksum of each file.
         about: The version of fbuf and the time, for people.
     """
@@ -83,7 +83,7 @@ class Manifest:
 
 
 def write(folder: pathlib.Path, number: int, manifest: Manifest) -> None:
-    """Write a manifest; with this the checkpoint is there."""
+    """Write a manifest, which commits the checkpoint."""
     _MANIFESTS.write(folder, number, manifest, FORMAT, _parsed)
 
 
@@ -99,7 +99,7 @@ def read(folder: pathlib.Path, number: int) -> Manifest:
 
 
 def readable(folder: pathlib.Path, numbers: Sequence[int]) -> Iterator[Manifest]:
-    """Yield those of these checkpoints that are not damaged, the newest first."""
+    """Yield the undamaged ones of some checkpoints, the newest first."""
     for number in reversed(numbers):
         with contextlib.suppress(CheckpointError):
             yield read(folder, number)
@@ -123,7 +123,7 @@ def _parsed(data: Data, version: int) -> Manifest:
     if set(data) != names:
         raise ValueError(f"it has the entries {sorted(data)}")
     written = data["written"]
-    found = Manifest(
+    manifest = Manifest(
         save_id=count(data["save_id"]),
         config=config.as_today(data["config"]),
         index=dict(data["index"]),
@@ -144,14 +144,14 @@ def _parsed(data: Data, version: int) -> Manifest:
         },
         about=dict(data["about"]),
     )
-    for name in used(found):
+    for name in used(manifest):
         if _FILE.fullmatch(name) is None:
             raise ValueError(f"it names the file {name!r}")
-    if used(found) != found.files.keys():
+    if used(manifest) != manifest.files.keys():
         raise ValueError("the files that it uses are not those it describes")
-    if not found.segments.keys() == found.totals.keys() == found.live.keys():
+    if not manifest.segments.keys() == manifest.totals.keys() == manifest.live.keys():
         raise ValueError("its stores are not all described")
-    return _from_format_1(found) if version == 1 else found
+    return _from_format_1(manifest) if version == 1 else manifest
 
 
 def _from_format_1(found: Manifest) -> Manifest:
@@ -207,7 +207,7 @@ def _check_file(folder: pathlib.Path, name: str, expected: Checksum) -> None:
 
 
 def count(value: object) -> int:
-    """Return a number of a manifest; refuse what is none."""
+    """Return a number of a manifest; refuse any other value."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
         raise ValueError(f"it has {value!r} where a number must be")
     return value

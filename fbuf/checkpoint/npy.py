@@ -1,8 +1,8 @@
 """The container of arrays: NumPy's `.npy`, several of them one after the other in a file.
 
-`.npy` needs no package beside NumPy, anyone can read it, and a file is written and read from its
-beginning to its end. All arrays are bytes, `[rows, bytes of a row]`. Their dtypes are in the
-manifest, for NumPy has no bfloat16 or float8. So are their checksums.
+`.npy` needs no package beside NumPy, and anyone can read it. A file is written and read in order.
+All arrays are bytes, `[rows, bytes of a row]`. The manifest has their checksums, and their dtypes,
+because NumPy has no bfloat16 or float8.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fbuf.checks import foreign
 
 
 def row_bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
-    """The bytes of a row of `[rows, *shape]`."""
+    """Return the bytes of a row of `[rows, *shape]`."""
     return math.prod(shape) * dtype.itemsize
 
 
@@ -48,13 +48,13 @@ def put(file: BinaryIO, blocks: Iterable[RowBlock]) -> None:
 
 
 def nbytes(rows: int, widths: Sequence[int]) -> int:
-    """The bytes of a file of arrays of so many rows, of so many bytes a row each."""
+    """Return the size of a file of arrays, given their rows and the bytes of a row of each."""
     return sum(len(_header(rows, width)) + rows * width for width in widths)
 
 
 def views(path: pathlib.Path, rows: int, widths: Sequence[int]) -> list[np.ndarray]:
-    """The arrays of a file that has been checked, as they lie there: uint8 `[rows, width]` each."""
-    # One map for all of them: each takes a file descriptor.
+    """Return maps of the arrays in a checked file: uint8 `[rows, width]` each."""
+    # One map for all arrays, as each map takes a file descriptor.
     whole, found, at = np.memmap(path, np.uint8, mode="r"), [], 0
     for width in widths:
         at += len(_header(rows, width))
@@ -75,7 +75,7 @@ def check(folder: pathlib.Path, name: str, expected: Checksum) -> None:
 
 @contextlib.contextmanager
 def reading(folder: pathlib.Path, name: str, expected: Checksum) -> Generator[NpyReader]:
-    """Read the arrays of a file in a block, and check all of the file at the end.
+    """Read the arrays of a file in a block, and check the whole file at the end.
 
     Raises:
         CheckpointError: If it cannot be read, or is damaged.
@@ -87,7 +87,7 @@ def reading(folder: pathlib.Path, name: str, expected: Checksum) -> Generator[Np
 
 
 def opened(path: pathlib.Path) -> BinaryIO:
-    """A file of a checkpoint, open to be read.
+    """Open a file of a checkpoint for reading.
 
     Raises:
         CheckpointError: If it cannot be read.
@@ -102,7 +102,7 @@ class NpyReader:
     """Reads the arrays of a file from its beginning to its end, and checks all that it reads.
 
     Args:
-        file: The file, open to be read.
+        file: The open file.
         name: Its name, for messages.
         expected: Its length and checksum.
     """
@@ -112,8 +112,8 @@ class NpyReader:
         self._crc32 = self._length = 0
 
     def array(self, rows: int, width: int, step: int) -> Iterator[np.ndarray]:
-        """The next array, which must be of so many rows and bytes a row; `step` rows at a time."""
-        # Such an array has exactly one header, so none has to be parsed.
+        """Yield the next array, `step` rows at a time; its rows and widths must be as given."""
+        # Such an array has exactly one header, so nothing has to be parsed.
         expected = _header(rows, width)
         if self.read(len(expected)) != expected:
             raise self._damaged(f"has no array of ({rows}, {width}) where one must be")
@@ -125,7 +125,7 @@ class NpyReader:
             yield np.frombuffer(data, np.uint8).reshape(count, width)
 
     def read(self, count: int) -> bytes:
-        """So many bytes, or what is left."""
+        """Return `count` bytes, or the rest."""
         data = self._file.read(count)
         self._crc32 = zlib.crc32(data, self._crc32)
         self._length += len(data)
@@ -133,7 +133,7 @@ class NpyReader:
         return data
 
     def end(self) -> None:
-        """Check the file as a whole: nothing is behind the last array, and no bit is another."""
+        """Check that the file ends behind the last array, and has the right checksum."""
         while self.read(CHUNK):
             pass
         if (self._length, self._crc32) != (self._expected.length, self._expected.crc32):

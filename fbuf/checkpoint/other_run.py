@@ -1,10 +1,10 @@
-"""Whether the newest checkpoint of a directory is of another buffer than the one to save.
+"""Refuse to save a buffer over checkpoints of another run.
 
-Each save deletes old checkpoints. So two buffers that are saved to one directory by turns would
-delete each other's. A load would return now one and now the other. A buffer belongs to a directory
-by its save id, if a checkpoint there has it. It also belongs there by its tag, which is that of the
-buffer that this process has saved there, or loaded from there. So a loop may ignore what `save`
-returns. A buffer with neither, as of `fbuf.extend`, must have the rows of the checkpoint.
+Each save deletes old checkpoints. Two buffers that save to one directory by turns would delete each
+other's. A load would return either of them. A buffer belongs to a directory by its save id, if a
+checkpoint there has it. It also belongs there by its tag, if this process has saved a buffer with
+this tag there, or loaded it from there. So a loop may ignore what `save` returns. A buffer with
+neither, such as a result of `fbuf.extend`, must have the rows of the checkpoint.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from fbuf.checkpoint.tree_json import Data
 from fbuf.storage.ring import WRITTEN
 
 _Row = list[np.ndarray]
-"""A row, array by array: uint8 `[bytes of a row]`."""
+"""One row, array by array: uint8 `[bytes of a row]`."""
 
 _ENOUGH = 256
-"""So many rows tell two buffers apart."""
+"""The rows to compare, enough to tell two buffers apart."""
 
 _AROUND = 2**31
-"""So many laps apart one of two counts has gone around."""
+"""The distance of two laps from which on one of them has wrapped around."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Buffer:
-    """A buffer to save, as far as it is known.
+    """The identity of a buffer to save.
 
     Attributes:
         save_id: The save id that it carries.
         tag: The tag of its ids.
         config: The arguments of `fbuf.init`.
         rows: The store of its rows.
-        places: Where they are.
+        places: The places of the rows.
         flags: The flags of its rows, uint8 `[capacity]`.
-        alone: Whether it is a whole buffer, and not a shard, whose rows may go to another shard.
+        alone: Whether it is a whole buffer. The rows of a shard may move to another shard.
     """
 
     save_id: int
@@ -64,13 +64,13 @@ _last: dict[pathlib.Path, int] = {}
 """The tag of the buffer that this process has saved to a directory last."""
 
 _given_up: dict[pathlib.Path, set[int]] = {}
-"""The save ids of checkpoints behind which a buffer has gone back, by directory."""
+"""The save ids of abandoned checkpoints, by directory: a buffer continued an older one."""
 
 _lock = threading.Lock()
 
 
 def note(folder: pathlib.Path, tag: int, *, saved: bool) -> None:
-    """Note the tag of a buffer that is saved to a directory, or was loaded from it."""
+    """Record the tag of a buffer that is saved to a directory, or was loaded from it."""
     with _lock:
         _tags.setdefault(folder, set()).add(tag)
         if saved:
@@ -80,7 +80,7 @@ def note(folder: pathlib.Path, tag: int, *, saved: bool) -> None:
 def require_none(
     folder: pathlib.Path, numbers: Sequence[int], newest: Manifest, buffer: Buffer
 ) -> None:
-    """Refuse to save a buffer where the newest checkpoint is of another one.
+    """Refuse to save a buffer if the newest checkpoint is of another one.
 
     Args:
         folder: The directory.
@@ -89,7 +89,7 @@ def require_none(
         buffer: The buffer.
 
     Raises:
-        CheckpointError: If nothing ties the two, and a row shows that they are two.
+        CheckpointError: If no id or tag links the two buffers, and their rows differ.
     """
     related = _is_related(folder, numbers, newest, buffer)
     if related or not any(newest.live["rows"]):
@@ -100,9 +100,9 @@ def require_none(
             other = True
         elif buffer.alone:
             other = _lacks(of_checkpoint, newest, buffer)
-        else:  # the rows of a shard may lie in other shards now
+        else:  # the rows of a shard may have moved to other shards
             other = newest.config == buffer.config and _differs(of_checkpoint, newest, buffer)
-    except CheckpointError:  # a damaged file shows nothing
+    except CheckpointError:  # a damaged file proves nothing
         return
     if other:
         raise CheckpointError(
@@ -116,10 +116,10 @@ def require_none(
 def _is_related(
     folder: pathlib.Path, numbers: Sequence[int], newest: Manifest, buffer: Buffer
 ) -> bool | None:
-    """Return whether a buffer continues the newest checkpoint, or goes back behind it.
+    """Return whether a buffer continues the newest checkpoint or an older one.
 
-    A buffer that goes back gives the newest one up: what continues that is of another run from then
-    on. None is returned where only the rows can tell.
+    A buffer that continues an older one abandons the newest: buffers that continue that one then
+    belong to another run. Return None if only the rows can tell.
     """
     own, given_up = set(lineage.line(buffer.save_id)), _given_up.setdefault(folder, set())
     if newest.save_id in own:
@@ -130,7 +130,7 @@ def _is_related(
         buffer.save_id in lineage.line(newest.save_id)
         or any(found.save_id in own for found in manifest.readable(folder, numbers))
     )
-    if not back and buffer.tag == _last.get(folder):  # its saves are ignored
+    if not back and buffer.tag == _last.get(folder):  # its returned buffers are ignored
         return True
     if not back and buffer.tag not in _tags.get(folder, ()):
         return None
@@ -150,7 +150,7 @@ class _Rows:
         self._views: dict[str, list[np.ndarray]] = {}
 
     def at(self, head: int, place: int) -> _Row:
-        """Return a row; an empty list if no file has it."""
+        """Return a row; an empty list if it is in no file."""
         for segment in reversed(self._found.segments["rows"]):
             if segment.first[head] <= place < segment.last[head]:
                 row = sum(segment.counts[:head]) + place - segment.first[head]
@@ -169,22 +169,22 @@ class _Rows:
 
 
 def _differs(of_checkpoint: _Rows, newest: Manifest, buffer: Buffer) -> bool:
-    """Return whether a row that both have is another one, or the buffer has too few of them."""
+    """Return whether a common row differs, or the buffer lacks too many rows."""
     total, saved, store = buffer.places.total, newest.totals["rows"], buffer.rows
-    if any(abs(a - b) > _AROUND * store.room for a, b in zip(total, saved, strict=True)):
+    if any(abs(a - b) > _AROUND * store.head_places for a, b in zip(total, saved, strict=True)):
         return False
     oldest, rows, there = buffer.places.all[0], list[int](), list[_Row]()
     for head, live in enumerate(newest.live["rows"]):
         low = max(oldest[head], saved[head] - live)
         for place in _some(low, min(total[head], saved[head])):
-            row = store.begin + head * store.beside + place % store.room * store.stride
+            row = store.begin + head * store.beside + place % store.head_places * store.stride
             if not buffer.flags[row] & WRITTEN and (saved_row := of_checkpoint.at(head, place)):
                 rows.append(row)
                 there.append(saved_row)
         if len(rows) > _ENOUGH:
             break
     if not rows:
-        # As of a new buffer where the checkpoint has rows; one that is ahead may have lost them.
+        # A new buffer lacks them; a buffer that is ahead may have overwritten them.
         return sum(total) < sum(saved)
     columns = _columns(store, np.array(rows))
     return any(
@@ -195,7 +195,7 @@ def _differs(of_checkpoint: _Rows, newest: Manifest, buffer: Buffer) -> bool:
 def _lacks(of_checkpoint: _Rows, newest: Manifest, buffer: Buffer) -> bool:
     """Return whether a buffer lacks most of the newest rows of a checkpoint.
 
-    `fbuf.extend` moves rows to another buffer, but for some that nobody can draw.
+    `fbuf.extend` moves rows to another buffer, except rows that cannot be drawn.
     """
     if newest.written is not None:
         return False
@@ -218,7 +218,7 @@ def _lacks(of_checkpoint: _Rows, newest: Manifest, buffer: Buffer) -> bool:
 
 
 def _some(low: int, high: int) -> list[int]:
-    """Return some places of a range: the newest ones, and fewer and fewer of the older ones."""
+    """Return some places of a range, most of them near its newest end."""
     ages = {*range(8), *(2**power for power in range(3, 32))}
     return [high - 1 - age for age in sorted(ages) if high - 1 - age >= low]
 

@@ -8,11 +8,11 @@ import re
 from typing import Any
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
-"""The beginning of one; `pathlib` makes a single slash of two. A drive has a single letter."""
+"""The beginning of a URL; `pathlib` merges two slashes. A drive has a single letter."""
 
 
 def local(where: str, path: Any) -> pathlib.Path:
-    """A file or directory that a user names, in full.
+    """Return the full path of a file or directory that a user names.
 
     `~` is the home directory, as in a shell, and links are followed.
 
@@ -37,5 +37,5 @@ def local(where: str, path: Any) -> pathlib.Path:
         )
     try:
         return pathlib.Path(named).expanduser().resolve()
-    except RuntimeError as error:  # there is no such user
+    except RuntimeError as error:  # the user does not exist
         raise ValueError(f"{where}: {named!r} cannot be found: {error}") from None

@@ -1,4 +1,4 @@
-"""A progress bar for what takes more than a second, where a terminal is there to show it."""
+"""A progress bar on a terminal, for reads and writes of more than a second."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _bar: contextvars.ContextVar[Any] = contextvars.ContextVar("fbuf progress bar", 
 
 @contextlib.contextmanager
 def shown(what: str, nbytes: int) -> Generator[None]:
-    """Show how far something is that reads or writes so many bytes."""
-    from tqdm import tqdm  # when something is read or written, and not with fbuf
+    """Show the progress of a read or write of `nbytes`."""
+    from tqdm import tqdm  # imported late: `import fbuf` stays fast
 
     with tqdm(
         total=nbytes,
@@ -23,7 +23,7 @@ def shown(what: str, nbytes: int) -> Generator[None]:
         unit_scale=True,
         unit_divisor=1024,
         delay=1,
-        disable=None,  # where there is no terminal
+        disable=None,  # without a terminal
         leave=False,
     ) as bar:
         before = _bar.set(bar)
@@ -34,7 +34,7 @@ def shown(what: str, nbytes: int) -> Generator[None]:
 
 
 def moved(nbytes: int) -> None:
-    """Take note that so many bytes have been read or written."""
+    """Advance the bar by `nbytes`."""
     bar = _bar.get()
     if bar is not None:
         bar.update(nbytes)

@@ -26,10 +26,10 @@ def fill(
 ) -> tuple[State[Any], list[Any]]:
     """Read everything into an empty buffer, and check every byte.
 
-    Without `rows` these are left out, and their arrays may be shapes and dtypes.
+    Without `rows` the rows are left out, and their arrays may be shapes and dtypes.
 
     Returns:
-        The buffer, and the arrays of what was saved beside it.
+        The buffer, and the arrays of the extra tree.
     """
     arrays = {store.name: list(store.arrays) for store in row_ranges.of_state(state)}
     layout = {
@@ -40,7 +40,7 @@ def fill(
     }
     values, beside = read_index(folder, found)
     _check_cursor(values[".ring.cursor"], found)
-    # Only now that the arrays have another owner may the state be dropped that they were made with.
+    # The state that made the arrays may be dropped only now, when they have another owner.
     state = _with_index(state, values)
     for store in layout.values():
         own = arrays[store.name]
@@ -68,7 +68,7 @@ def fill(
 
 
 def _check_cursor(cursor: np.ndarray, found: Manifest) -> None:
-    """Refuse a cursor of another buffer; formats before 3 lose the save id, which they lack."""
+    """Refuse a cursor of another buffer; formats before 3 have no save id."""
     if tuple(map(int, cursor[2])) != found.live["rows"]:
         raise CheckpointError("fbuf.load: the manifest counts other rows than the buffer has")
     if found.save_id == lineage.NONE:
@@ -78,7 +78,7 @@ def _check_cursor(cursor: np.ndarray, found: Manifest) -> None:
 
 
 def _cover(store: Store, found: Manifest) -> None:
-    """Refuse a checkpoint of which some rows that count are nowhere."""
+    """Refuse a checkpoint whose files lack rows that still count."""
     total, live = found.totals[store.name], found.live[store.name]
     begin = [t - n for t, n in zip(total, live, strict=True)]
     for head in range(store.heads):
@@ -94,7 +94,7 @@ def _cover(store: Store, found: Manifest) -> None:
 
 
 def _with_index(state: State[Any], values: dict[str, np.ndarray]) -> State[Any]:
-    """The buffer with all arrays but those of the stores."""
+    """Return the buffer with all arrays except the stores."""
 
     def put(path: Any, leaf: jax.Array) -> jax.Array:
         name = jax.tree_util.keystr(path)
@@ -108,7 +108,7 @@ def _with_index(state: State[Any], values: dict[str, np.ndarray]) -> State[Any]:
         next_obs=None if kept is None else (dataclasses.replace(kept, rows=None),),
     )
     own = jax.tree_util.tree_map_with_path(put, own)
-    # Nodes of an older version counted as the largest what is never drawn.
+    # Nodes of an older version included inactive values in the largest one.
     renewed = lambda tree: _RENEWED(tree) if _is_tree(tree) and tree.inactive else tree
     own = dataclasses.replace(own, index=jax.tree.map(renewed, own.index, is_leaf=_is_tree))
     if kept is not None:
@@ -126,7 +126,7 @@ _RENEWED = jax.jit(sum_tree.renewed)
 def read_index(
     folder: pathlib.Path, found: Manifest
 ) -> tuple[dict[str, np.ndarray], list[np.ndarray]]:
-    """All arrays of a buffer but its rows, by their path; and those that were saved beside it."""
+    """Return all arrays of a buffer except its rows, by path; and the arrays of the extra tree."""
     specs = [tree_json.spec(data) for data in found.index.values()] + extra.specs(found.extra)
     name = manifest.index_file(found)
     arrays = []
@@ -136,7 +136,7 @@ def read_index(
             if width > found.files[name].length:
                 raise CheckpointError(f"fbuf.load: {folder / name} is too short for what it holds")
             (chunk,) = reader.array(1, width, 1)
-            # A copy, for an array that JAX takes over must lie as JAX wants it.
+            # A copy, as an array that JAX takes over must be aligned for JAX.
             arrays.append(np.array(chunk).reshape(-1).view(spec.dtype).reshape(spec.shape))
     count = len(found.index)
     return dict(zip(found.index, arrays[:count], strict=True)), arrays[count:]
@@ -145,7 +145,7 @@ def read_index(
 def _read_rows(
     folder: pathlib.Path, found: Manifest, store: Store, segment: Segment, own: list[Any]
 ) -> None:
-    """Write the rows of a segment into the arrays; later ones are written over them."""
+    """Write the rows of a segment into the arrays; later segments overwrite them."""
     with npy.reading(folder, segment.file, found.files[segment.file]) as reader:
         _put(reader, store, own, sum(segment.counts), lambda: store.rows(segment.places))
 
@@ -154,7 +154,7 @@ def _read_written(folder: pathlib.Path, found: Manifest, store: Store, own: list
     """Write the rows that `fbuf.write` had changed into the arrays."""
     assert found.written is not None
     name, count = found.written
-    capacity = store.heads * store.room
+    capacity = store.heads * store.head_places
     if count > capacity:
         raise CheckpointError(f"fbuf.load: {folder / name} has more rows than the buffer")
     with npy.reading(folder, name, found.files[name]) as reader:
@@ -173,7 +173,7 @@ def _put(
     count: int,
     rows: Callable[[], Iterator[np.ndarray]],
 ) -> None:
-    """Read so many rows of all arrays of a store, and write them at some rows of its own."""
+    """Read `count` rows of all arrays of a store, and write them to the slots of `rows`."""
     for at, (field, width) in enumerate(zip(store.fields, store.widths, strict=True)):
         for slots, chunk in zip(rows(), reader.array(count, width, store.step), strict=True):
             new = np.array(chunk).reshape(-1).view(field.dtype)

@@ -1,4 +1,4 @@
-"""The large arrays of a buffer: written place by place, around and around.
+"""The large arrays of a buffer, which heads write in rings of places.
 
 A store has one head, or one for each lane, and each head goes around its own places. Places are
 counted from the first row ever written. So the rows added since some moment are a range of places,
@@ -27,17 +27,17 @@ from fbuf.xla.explicit import on_automatic_axes
 
 @dataclasses.dataclass(frozen=True)
 class Store:
-    """Rows that heads write, around and around.
+    """Rows that heads write in rings.
 
     Attributes:
         name: Its name in a manifest.
         arrays: `[rows, ...]` each; or their shapes and dtypes.
-        fields: A row of each array: its shape and dtype. Files have these, whatever the array has
-            by `fbuf.storage.wide_rows`.
+        fields: A row of each array: its shape and dtype. Files have these; the array may differ by
+            `fbuf.storage.wide_rows`.
         heads: The number of heads.
-        room: The number of places of each head.
+        head_places: The number of places of each head.
         begin: The row of the first place of the first head.
-        stride: The number of rows from one place of a head to the next one.
+        stride: The number of rows from one place of a head to its next place.
         beside: The number of rows from a place of a head to the same place of the next head.
     """
 
@@ -45,7 +45,7 @@ class Store:
     arrays: tuple[Any, ...]
     fields: tuple[Field, ...]
     heads: int
-    room: int
+    head_places: int
     begin: int
     stride: int
     beside: int
@@ -61,7 +61,7 @@ class Store:
         return max(1, min(CHUNK // max(*self.widths, 1), 2**14))
 
     def rows(self, places: Range) -> Iterator[np.ndarray]:
-        """Yield the rows of a range, head by head; `step` of them at a time."""
+        """Yield the rows of a range, head by head, `step` at a time."""
         first = np.array(places[0], np.int64)
         counts = np.array(places[1], np.int64) - first
         ends = np.cumsum(counts)
@@ -69,7 +69,7 @@ class Store:
             number = np.arange(begin, min(begin + self.step, int(ends[-1])))
             head = np.searchsorted(ends, number, side="right")
             place = first[head] + number - (ends - counts)[head]
-            yield self.begin + head * self.beside + place % self.room * self.stride
+            yield self.begin + head * self.beside + place % self.head_places * self.stride
 
 
 def of_state(state: State[Any]) -> list[Store]:
@@ -92,13 +92,13 @@ def size(places: Range) -> int:
 
 
 def newer(places: Range, than: Sequence[int]) -> Range:
-    """Return the part of a range from some places on."""
+    """Return the part of a range that begins at some places."""
     first = tuple(max(a, b) for a, b in zip(places[0], than, strict=True))
     return first, tuple(max(a, b) for a, b in zip(first, places[1], strict=True))
 
 
 SIZES = (64, 1024)
-"""Sizes that a few rows are padded to; three programs serve any number of rows."""
+"""The padded sizes of a few rows; three programs serve any number of rows."""
 
 
 def padded_size(count: int, step: int) -> int:
@@ -113,7 +113,7 @@ def _taken(array: jax.Array, rows: jax.Array) -> jax.Array:
 
 
 def copied(array: Any, field: Field, rows: Iterator[np.ndarray], step: int) -> Iterator[np.ndarray]:
-    """Yield copies of rows of an array, as arrays of NumPy; nothing of the array itself is held."""
+    """Yield copies of rows of an array, as arrays of NumPy; the array itself is not kept."""
     for some in rows:
         if isinstance(array, jax.Array):
             padded = np.resize(some, padded_size(some.size, step)).astype(np.int32)
@@ -138,5 +138,5 @@ def put(array: Any, field: Field, rows: np.ndarray, new: np.ndarray, step: int) 
 @functools.partial(jax.jit, donate_argnums=0)
 @on_automatic_axes
 def _written(array: jax.Array, rows: jax.Array, new: jax.Array) -> jax.Array:
-    """Write rows to an array, and return it; a row behind its end is left out."""
+    """Write rows to an array, and return the array; a row behind its end is left out."""
     return array.at[rows].set(new, mode="drop")

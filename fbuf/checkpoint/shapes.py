@@ -1,4 +1,4 @@
-"""The arrays of a buffer but its rows, by their paths, and whether a manifest has just these."""
+"""The arrays of a buffer except its rows, by path, and a check of a manifest against them."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def small(state: State[Any]) -> Any:
 
 
 def without_tag(tree: Any) -> Any:
-    """Return a buffer without its tag, which is not saved: each load gives it another one."""
+    """Return a buffer without its tag, which is not saved: each load makes a new tag."""
     ring = dataclasses.replace(tree.ring, cursor=tree.ring.cursor[: tags.ROW])
     return dataclasses.replace(tree, ring=ring)
 
 
 def saved(state: State[Any]) -> Any:
-    """Return the shapes of what is saved of a buffer beside its stores."""
+    """Return the shapes of the saved arrays of a buffer, without its stores."""
     return jax.eval_shape(lambda state: without_tag(small(state)), state)
 
 
@@ -42,11 +42,11 @@ def by_path(tree: Any) -> dict[str, Any]:
 
 
 def check(found: Manifest, like: State[Any]) -> None:
-    """Refuse a manifest whose numbers do not fit each other; before anything large is made.
+    """Refuse a manifest with contradictory numbers, before anything large is allocated.
 
     Args:
         found: The manifest.
-        like: The buffer that its configuration makes; shapes and dtypes.
+        like: The buffer of its configuration, as shapes and dtypes.
     """
     shapes = by_path(saved(like))
     expected = {name: tree_json.array(leaf.shape, leaf.dtype) for name, leaf in shapes.items()}
@@ -66,11 +66,11 @@ def check(found: Manifest, like: State[Any]) -> None:
             if any(a > b for a, b in zip(segment.first, segment.last, strict=False)):
                 raise CheckpointError(f"fbuf.load: {segment.file} ends before it begins")
             count = sum(segment.counts)
-            if count > store.heads * store.room:
+            if count > store.heads * store.head_places:
                 raise CheckpointError(f"fbuf.load: {segment.file} has more rows than the buffer")
             if found.files[segment.file].length != npy.nbytes(count, store.widths):
                 raise CheckpointError(f"fbuf.load: {segment.file} has rows of another size")
         if any(len(counts) != store.heads for counts in of_heads):
             raise CheckpointError(f"fbuf.load: the manifest has another number of heads: {name}")
-        if any(n > min(store.room, t) for n, t in zip(live, total, strict=True)):
+        if any(n > min(store.head_places, t) for n, t in zip(live, total, strict=True)):
             raise CheckpointError("fbuf.load: the manifest has more rows than the buffer holds")

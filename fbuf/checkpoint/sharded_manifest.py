@@ -1,8 +1,8 @@
-"""The manifest of a buffer over a mesh: it names one checkpoint for each shard, and so commits all.
+"""The manifest of a buffer over a mesh: it commits one checkpoint of each shard.
 
 Each shard has a directory of its own, with checkpoints like those of any buffer. They are written
-first, maybe by several processes. One manifest names them once all are on the disk. A checkpoint of
-a shard that no such manifest names was never committed.
+first, maybe by several processes. Once all are on the disk, one manifest names them. A checkpoint
+of a shard without such a manifest was never committed.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def part(folder: pathlib.Path, number: int) -> ShardCheckpoint:
 
 
 def write(folder: pathlib.Path, number: int, whole: ShardedManifest) -> None:
-    """Write the manifest; with this the checkpoint is there."""
+    """Write the manifest, which commits the checkpoint."""
     _MANIFESTS.write(folder, number, whole, FORMAT, _parsed)
 
 
@@ -75,7 +75,7 @@ def read(folder: pathlib.Path, number: int) -> ShardedManifest:
 
 
 def _parsed(data: Any, version: int) -> ShardedManifest:
-    del version  # there is only one
+    del version  # a shard has only one
     count = manifest.count
     parts = tuple(ShardCheckpoint(count(of["number"]), count(of["crc32"])) for of in data["parts"])
     if not 0 < len(parts) <= _MOST_SHARDS:
@@ -112,7 +112,7 @@ def clean(folder: pathlib.Path, keep: int) -> None:
 
 
 def kept_of_shard(folder: pathlib.Path, shard: int) -> set[int]:
-    """Return the checkpoints of a shard that manifests name."""
+    """Return the checkpoints of a shard with an entry in a manifest."""
     found: set[int] = set()
     for number in numbers(folder):
         try:

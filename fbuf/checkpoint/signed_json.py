@@ -1,6 +1,6 @@
-"""Numbered JSON files with a first line that names the format, the length and the checksum.
+"""Numbered JSON files with a first line of format, length and checksum.
 
-The first line tells a damaged file from one that was never written. No file is ever written over.
+The first line tells a damaged file from one that was never written. No file is ever overwritten.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _LINE = 200
 """The longest first line, in bytes."""
 
 _LAST = 99_999_999
-"""The largest number that a name has room for."""
+"""The largest number in a file name."""
 
 LONGEST = 2**28
 """The longest manifest, in bytes."""
 
 _UNLIKE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
-"""The errors that data of another form than that of a manifest cause."""
+"""The errors of data that is not like a manifest."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +66,7 @@ class SignedJson:
         """Return the number for a new manifest.
 
         Raises:
-            CheckpointError: If there is none: a name has eight digits.
+            CheckpointError: If no number is left: a name has eight digits.
         """
         newest = max(self.numbers(folder), default=0)
         if newest == _LAST:
@@ -79,7 +79,7 @@ class SignedJson:
 
     @property
     def _save(self) -> str:
-        """The function that writes."""
+        """The function that writes, for error messages."""
         return self.function.replace("load", "save")
 
     def head(self, folder: pathlib.Path, number: int) -> bytes:
@@ -88,7 +88,7 @@ class SignedJson:
             with foreign.opened(self._path(folder, number)) as file:
                 return file.readline(_LINE)
         except foreign.Refusal:
-            return b""  # no line of a manifest
+            return b""  # not a line of a manifest
 
     def heads(self, folder: pathlib.Path) -> dict[int, bytes]:
         """Return all first lines by number, the oldest first.
@@ -109,17 +109,17 @@ class SignedJson:
         version: int,
         parse: Callable[[Any, int], Any],
     ) -> None:
-        """Write a dataclass in a format of this version; with this the checkpoint is there.
+        """Write a dataclass in a format of this version, which commits the checkpoint.
 
         Args:
             folder: The directory.
             number: The number of the manifest.
             content: The dataclass.
             version: The format.
-            parse: Makes a dataclass of JSON data and their format, as for `read`.
+            parse: Makes the dataclass from JSON data and their format, as for `read`.
 
         Raises:
-            CheckpointError: If it would not be read as it is; then nothing is written.
+            CheckpointError: If `read` would refuse or change it; then nothing is written.
         """
         body = json.dumps(dataclasses.asdict(content), indent=1, allow_nan=False).encode()
         self._require_readable(body, content, version, parse)
@@ -133,7 +133,7 @@ class SignedJson:
     def _require_readable(
         self, body: bytes, content: Any, version: int, parse: Callable[[Any, int], Any]
     ) -> None:
-        """Refuse what `read` would refuse, or read as something else."""
+        """Refuse content that `read` would refuse or change."""
         why = ""
         if len(body) + _LINE > LONGEST:
             why = f"it has {len(body):,} bytes, and up to {LONGEST:,} are read; give less as extra"

@@ -1,7 +1,7 @@
 """The codec for trees of arrays: their structure as JSON, without the arrays.
 
-Dicts, lists, tuples and None are decoded as they were. For classes of your own only the name is
-kept: to make an object could run anything. Such a tree is decoded with an example.
+Dicts, lists, tuples and None are decoded as they were. Users' classes keep only their names,
+because making an object could run any code. Such a tree is decoded with an example.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def classes(data: Data) -> list[str]:
 
 
 def without_leaves(data: Data) -> Data:
-    """Return the structure alone, as `encode` does with a `leaf` that returns None."""
+    """Return the structure alone: that of `encode` with None for every leaf."""
     return fold(data, lambda _leaf: {"leaf": None}, _node)
 
 
@@ -120,9 +120,9 @@ def decode(
     Args:
         data: The encoded tree.
         values: Its leaves, in JAX's order.
-        argument: The argument that an example is given as: "item" or "extra".
-        example: A tree of the same structure; or None, if the tree has no classes of your own.
-        leaf: Encodes the leaves of the example, which must be the same; None ignores them.
+        argument: The name of the argument with the example: "item" or "extra".
+        example: A tree of the same structure; or None, if the tree has no users' classes.
+        leaf: Encodes the leaves of the example, which must equal the saved ones; None ignores them.
 
     Raises:
         CheckpointError: If an example is needed, or has another structure.
@@ -185,7 +185,7 @@ def _is_well(kind: str, content: Any) -> bool:
 
 
 def words(data: Data) -> str:
-    """Return a tree in words, with the kinds of its leaves as far as they are known."""
+    """Return a tree as text, with the known kinds of its leaves."""
 
     def node(kind: str, names: Any, children: list[str]) -> str:
         if kind == "none":

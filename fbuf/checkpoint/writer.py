@@ -1,4 +1,4 @@
-"""Writing a checkpoint: the copies come first, and then everything that takes long."""
+"""Writing a checkpoint: first the copies, then the slow work."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import numpy as np
 from fbuf.checkpoint import (
     compact,
     config,
+    deletable,
     files,
     free_space,
     incremental,
@@ -25,7 +26,6 @@ from fbuf.checkpoint import (
     other_run,
     progress,
     row_ranges,
-    seen,
     shapes,
     tree_json,
 )
@@ -39,22 +39,22 @@ from fbuf.state import State
 from fbuf.storage import tags
 
 SHARD = "shard-00000"
-"""The directory for the files of a buffer that is not sharded."""
+"""The name for the files of a buffer without shards."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PendingCheckpoint:
-    """A checkpoint that is ready to be written.
+    """A checkpoint, ready to write.
 
     Attributes:
         number: The number of the manifest.
-        manifest: The manifest, without the files that are still to be written.
+        manifest: The manifest, without the files that are not yet written.
         files: The contents of these files, by name.
         widths: The bytes of a row of each array, by store.
         like: The shapes and dtypes of the buffer that a load makes.
-        base: The checkpoint that the buffer descends from; None if all rows are written.
-        rewrites: Whether all rows are written, although this process has saved rows there.
-        forgets: Whether the buffer descends from no checkpoint, and has fewer rows than the newest.
+        base: The ancestor checkpoint; None if all rows are written.
+        rewrites: Whether all rows are written again, after earlier saves of this process.
+        forgets: Whether the buffer has no ancestor, and fewer rows than the newest checkpoint.
     """
 
     number: int
@@ -96,14 +96,14 @@ def prepare(
     alone: bool,
     version: str,
 ) -> PendingCheckpoint:
-    """Find what a checkpoint has to add, and copy it.
+    """Find the new data of a checkpoint, and copy it.
 
     Args:
         folder: The directory, which is there.
         state: The buffer.
         beside: The result of `fbuf.checkpoint.extra.split`.
         like: The shapes and dtypes of the buffer that a load makes, see `fbuf.ops.remade`.
-        now: Copy all rows before this returns. Else they are read while the files are written.
+        now: Copy all rows before this returns. Otherwise they are read during the writes.
         alone: Whether the buffer is whole, and not a shard of one over a mesh.
         version: The version of fbuf.
 
@@ -169,7 +169,7 @@ def about(version: str) -> dict[str, str]:
 
 
 def _is_wasteful(newest: Manifest, described: Data) -> bool:
-    """Return whether this process saved a checkpoint of a buffer like this one, with rows."""
+    """Return whether this process has saved rows of a similar buffer."""
     rows = any(newest.live["rows"])
     return rows and newest.config == described and lineage.is_given(newest.save_id)
 
@@ -177,7 +177,7 @@ def _is_wasteful(newest: Manifest, described: Data) -> bool:
 def _segments(
     store: Store, places: Places, base: Manifest | None, new_files: _NewFiles
 ) -> tuple[Segment, ...]:
-    """Return the files of a store: those with rows that still count, and one with new rows."""
+    """Return the files of a store: those with rows that still count, and a new one."""
     kept = [
         segment
         for segment in (base.segments[store.name] if base else ())
@@ -222,7 +222,7 @@ def _read_now(blocks: list[RowBlock]) -> list[RowBlock]:
 
 
 def _newest(folder: pathlib.Path, numbers: list[int], item: Data) -> Manifest | None:
-    """Return the newest checkpoint; None if there is none, or if it is damaged.
+    """Return the newest checkpoint; None without one, or if it is damaged.
 
     Raises:
         CheckpointError: If a newer fbuf has written it, or if it has other items.
@@ -230,33 +230,33 @@ def _newest(folder: pathlib.Path, numbers: list[int], item: Data) -> Manifest | 
     if not numbers:
         return None
     try:
-        found = manifest.read(folder, numbers[-1])
+        newest = manifest.read(folder, numbers[-1])
     except Mismatch as error:
         raise CheckpointError(
             str(error).replace("fbuf.load", "fbuf.save", 1) + ", or save to another directory"
         ) from None
     except CheckpointError:
         return None
-    if found.config["item"] != item and not config.is_unknown(found.config["item"]):
+    if newest.config["item"] != item and not config.is_unknown(newest.config["item"]):
         raise CheckpointError(
             f"fbuf.save: {folder} has checkpoints of items "
-            f"{tree_json.words(found.config['item'])}, and those of this buffer are "
+            f"{tree_json.words(newest.config['item'])}, and those of this buffer are "
             f"{tree_json.words(item)}; save to another directory"
         )
-    return found
+    return newest
 
 
 def commit(folder: pathlib.Path, pending: PendingCheckpoint, keep: int | None) -> None:
-    """Write a checkpoint, and delete older ones with the files that no checkpoint needs any more.
+    """Write a checkpoint, and delete older ones with their unneeded files.
 
     `keep` is the number of checkpoints to keep; None deletes none.
     """
     with free_space.explained("fbuf.save", folder, pending.nbytes):
         _write(folder, pending)
-    seen.note(folder, [manifest.head(folder, pending.number)])
+    deletable.note(folder, [manifest.head(folder, pending.number)])
     if keep is not None:
         clean(folder, keep)
-        seen.forget_but(folder, manifest.heads(folder).values())
+        deletable.forget_but(folder, manifest.heads(folder).values())
 
 
 def _write(folder: pathlib.Path, pending: PendingCheckpoint) -> None:
@@ -271,7 +271,7 @@ def _write(folder: pathlib.Path, pending: PendingCheckpoint) -> None:
         if isinstance(error, CheckpointError) and pending.base is not None:
             lineage.distrust(pending.base.save_id)  # the next save writes all rows
         if pending.number in manifest.numbers(folder):  # which names the files
-            seen.note(folder, [manifest.head(folder, pending.number)])
+            deletable.note(folder, [manifest.head(folder, pending.number)])
         else:
             own = f"-{pending.number:08}.npy"
             files.delete(folder, {name for name in manifest.ours(folder) if name.endswith(own)})
@@ -279,7 +279,7 @@ def _write(folder: pathlib.Path, pending: PendingCheckpoint) -> None:
 
 
 def _require_readable(folder: pathlib.Path, whole: Manifest, like: State[Any]) -> None:
-    """Refuse a checkpoint that a load would refuse, before there is one."""
+    """Refuse a checkpoint that a load would refuse, before it is written."""
     try:
         manifest.check_files(folder, whole)
         shapes.check(whole, like)
@@ -291,7 +291,7 @@ def _require_readable(folder: pathlib.Path, whole: Manifest, like: State[Any]) -
 
 
 def _write_files(folder: pathlib.Path, pending: PendingCheckpoint) -> Manifest:
-    """Write all files of a checkpoint but the manifest, and return the manifest."""
+    """Write all files of a checkpoint except the manifest, and return the manifest."""
     whole = _with_files(folder, pending.manifest, pending.files)
     for store, widths in pending.widths.items():
         name = f"{SHARD}/joined-{store}-{pending.number:08}.npy"
@@ -319,9 +319,9 @@ def _with_files(
 
 
 def clean(folder: pathlib.Path, keep: int) -> None:
-    """Delete all but the newest whole checkpoints, and the files that these do not need.
+    """Delete all but the newest whole checkpoints, and their unneeded files.
 
-    Manifests go first, and for good, so that none is left that names a missing file.
+    Manifests are deleted first, and flushed, so that no manifest names a missing file.
     """
     kept, needed = set[int](), set[str]()
     for number in reversed(manifest.numbers(folder)):
@@ -330,10 +330,10 @@ def clean(folder: pathlib.Path, keep: int) -> None:
         try:
             needed |= manifest.used(manifest.read(folder, number))
         except Mismatch:
-            raise  # of a newer fbuf: its files are not known
+            raise  # a newer fbuf wrote it: its files are unknown
         except CheckpointError:
             if not kept:
-                raise  # the one that was just written
+                raise  # the new one
             continue
         kept.add(number)
     _delete_but(folder, kept, needed)

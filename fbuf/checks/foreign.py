@@ -24,7 +24,10 @@ _FREE = 2**30
 """Bytes that any file may become, however small it is."""
 
 _TIMES = 250
-"""A file may become so many times its own size, above `_FREE`. Images, sensors and actions are far
+"""The most growth of a file above `_FREE`, in multiples of its size.
+
+Images, sensors and actions are far
+
 below it, and so are flags that are mostly False."""
 
 _MOST_VALUES = 2**24
@@ -70,7 +73,7 @@ def read(path: pathlib.Path, most: int) -> bytes:
     """Return all of a plain file.
 
     Raises:
-        Refusal: As `size`; and if it has more than so many bytes.
+        Refusal: As `size`; and if it has more bytes than `most`.
         OSError: As `opened`.
     """
     with opened(path) as file:

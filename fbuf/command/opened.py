@@ -131,8 +131,8 @@ def _opened(folder: pathlib.Path, number: int, over_mesh: bool) -> Opened:
 
 def _saved(folder: pathlib.Path, number: int) -> Saved:
     """Read the index of a checkpoint, and open the files of its rows."""
-    found = manifest.read(folder, number)
-    data = {**found.config, "item": tree_json.without_classes(found.config["item"])}
+    saved = manifest.read(folder, number)
+    data = {**saved.config, "item": tree_json.without_classes(saved.config["item"])}
     known = config.is_known(data["sampler"])
     if not known:
         data["sampler"] = config.sampler_data(Uniform())
@@ -140,10 +140,10 @@ def _saved(folder: pathlib.Path, number: int) -> Saved:
     like = jax.eval_shape(lambda: init(**given))
     state = shapes.saved(like)
     if known:
-        shapes.check(found, like)
+        shapes.check(saved, like)
     else:
         state = dataclasses.replace(state, index=None, next_obs=None)
-    arrays = reader.read_index(folder, found)[0]
+    arrays = reader.read_index(folder, saved)[0]
     arrays[lineage.CURSOR] = tags.renewed(arrays[lineage.CURSOR])
     state = jax.tree_util.tree_map_with_path(
         lambda path, _: jnp.asarray(arrays[jax.tree_util.keystr(path)]), state
@@ -151,11 +151,11 @@ def _saved(folder: pathlib.Path, number: int) -> Saved:
     if state.next_obs is not None:  # beside the arrays of the newest rows
         state = dataclasses.replace(state, next_obs=state.next_obs[0])
     layout = like.storage.layout
-    rows = SavedRows(folder, found, layout, like.capacity)
+    rows = SavedRows(folder, saved, layout, like.capacity)
 
     def take(slots: np.ndarray[Any, Any], leaves: Sequence[int]) -> list[jax.Array]:
         words, *wide = map(jnp.asarray, rows.take(slots, leaves))
         memory_maps.forget(rows.maps)
         return store.unpacked(layout, leaves, words, wide, slots.shape)
 
-    return Saved(found, like, Part(state, layout, take, known=known), rows)
+    return Saved(saved, like, Part(state, layout, take, known=known), rows)

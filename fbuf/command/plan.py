@@ -160,7 +160,7 @@ def table(
     state = jax.eval_shape(lambda: init(item, capacity, **options))
     total, stored = sizes.nbytes(state), sizes.nbytes(state.storage)
     index = sizes.nbytes((state.index, state.ring))
-    found = {
+    entries = {
         "rows": f"{capacity:,}",
         "memory": sizes.in_words(total),
         "  the rows": f"{sizes.in_words(stored)}, {stored / capacity:,.0f} bytes a row",
@@ -169,9 +169,9 @@ def table(
     if state.next_obs is not None:
         ends = state.next_obs.owner.shape[0] - state.ring.lanes
         kept = sizes.nbytes(state.next_obs)
-        found["  last observations"] = f"{sizes.in_words(kept)}, {ends:,} ends of episodes"
-    found["checkpoint"] = f"{sizes.in_words(total)} to {sizes.in_words(2 * total)} on the disk"
-    return f"{lines(found)}\n\n{columns(*tiers(state))}"
+        entries["  last observations"] = f"{sizes.in_words(kept)}, {ends:,} ends of episodes"
+    entries["checkpoint"] = f"{sizes.in_words(total)} to {sizes.in_words(2 * total)} on the disk"
+    return f"{lines(entries)}\n\n{columns(*tiers(state))}"
 
 
 def _rows(size: str) -> int | None:

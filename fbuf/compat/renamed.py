@@ -59,7 +59,7 @@ class OldArguments(NamedTuple):
 
 
 def _takes(method: Any, count: int) -> bool:
-    """Tell whether so many arguments by position fit."""
+    """Tell whether this number of positional arguments fits."""
     try:
         inspect.signature(method).bind(*[None] * count)
     except TypeError:  # also of an attribute that is no method

@@ -90,21 +90,21 @@ def checked_rows(
             "leave time_major out"
         )
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(item)]
-    stored, given = jax.tree.leaves(item), jax.tree.leaves(items)
-    shape = jnp.shape(given[0])
+    stored, leaves = jax.tree.leaves(item), jax.tree.leaves(items)
+    shape = jnp.shape(leaves[0])
     lead = shape[: max(len(shape) - stored[0].ndim, 0)]
     if num_envs is None:
         fits = len(lead) <= 1
     else:
         fits = (1 <= len(lead) <= 2) and lead[-1 if time_major else 0] == num_envs
-    for number, (path, leaf, spec) in enumerate(zip(paths, given, stored, strict=True)):
+    for number, (path, leaf, spec) in enumerate(zip(paths, leaves, stored, strict=True)):
         name, shape = f"fbuf.{function}: {argument}{path}", jnp.shape(leaf)
         if not fits or shape != (*lead, *spec.shape):
             hint = _turned(shape, spec.shape, num_envs, time_major)
             if number and fits:
                 here = f"they begin with {_axes(lead)}" if num_envs else "one item"
                 here = f"B is {lead[0]}" if lead and num_envs is None else here
-                first = f"{argument}{paths[0]} is of shape {jnp.shape(given[0])}"
+                first = f"{argument}{paths[0]} is of shape {jnp.shape(leaves[0])}"
                 hint = f" (here {here}, as {first})"
             raise ValueError(
                 f"{name} must be {_allowed(spec.shape, num_envs, time_major)}{hint}, got {shape}; "
@@ -119,7 +119,7 @@ def checked_rows(
             )
     if 0 in lead:
         raise ValueError(f"fbuf.{function}: {argument} is an empty batch; skip the call")
-    return given, Lead(lead, envs_first=len(lead) == 2 and not time_major)
+    return leaves, Lead(lead, envs_first=len(lead) == 2 and not time_major)
 
 
 def _same_tree(function: str, argument: str, item: Any, items: Any) -> None:

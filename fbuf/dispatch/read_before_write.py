@@ -27,7 +27,7 @@ class _Reads:
     """The reads of traced states. The fault bits of a state identify it while they live."""
 
     def __init__(self) -> None:
-        # A read may depend on the fault bits that it is kept for: held, both would live for ever.
+        # A read may depend on its own fault bits; strong references would keep both for ever.
         self._of: dict[int, tuple[weakref.ref[Any], list[weakref.ref[Any]]]] = {}
 
     def note(self, fault: jax.Array, read: jax.Array) -> None:
@@ -51,7 +51,7 @@ def note_read(state: Any, read: jax.Array) -> None:
 
     Args:
         state: A `State`, or a `ShardedState`.
-        read: An array that is known once the read is over, such as the slots of a batch.
+        read: An array that is known once the read is done, such as the slots of a batch.
     """
     if isinstance(state.fault, jax.core.Tracer):
         _reads.note(state.fault, read)
@@ -83,7 +83,7 @@ def reads_to_wait_for(function: str, state: Any, ids: Any = None) -> list[jax.Ar
 
 
 def _trace_of(array: Any) -> Any:
-    """Return the trace that an array is a value of: there, and in the traces within it."""
+    """Return the trace of an array, which is a value there and in inner traces."""
     return getattr(array, "_trace", None)
 
 
@@ -97,5 +97,5 @@ def tied(function: str, state: StateT, ids: Any = None) -> StateT:
 def waiting(state: Any, reads: Any) -> Any:
     """Return the state, whose next change waits for these arrays. Over a mesh it is another one."""
     # Every change waits for the fault. No other number of the state does: else the size of a buffer
-    # would differ along a batch of buffers, as reads do.
+    # would differ along a batch of buffers, like reads.
     return dataclasses.replace(state, fault=tie(state.fault, reads))

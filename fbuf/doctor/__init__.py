@@ -1,1 +1,1 @@
-"""Reports on a buffer: its figures, what in them is suspicious, and a picture."""
+"""Reports on a buffer: its figures, suspicious findings, and a picture."""

@@ -22,16 +22,17 @@ from fbuf.storage.ring import REMOVED
 
 @dataclasses.dataclass(frozen=True)
 class Draws:
-    """The rows that may be drawn.
+    """The drawable rows.
 
     Attributes:
-        likely: The probability that one draw is each row, times the number of these rows: 1 under
+        likely: The probability of each row in one draw, times the number of these rows: 1 under
             uniform sampling.
-        ages: How many rows ago the environment wrote each row, that row included.
-        slots: The slot of each row; behind those of a shard come those of the next one.
-        mass: The share of a shard is its mass over the mass of all shards. None if there is one
-            buffer, or if the masses do not say the share.
-        zero: How many more rows could be drawn, were their priority not 0.
+        ages: The age of each row: the rows that its environment has written since, that row
+            included.
+        slots: The slot of each row, shard by shard.
+        mass: The share of a shard is its mass over the mass of all shards. None for a single
+            buffer, or if masses do not give the shares.
+        zero: The number of other rows that only their priority of 0 excludes.
     """
 
     likely: np.ndarray
@@ -47,7 +48,7 @@ class Draws:
 
 
 def of_state(state: State[Any], is_shard: bool) -> Draws:
-    """Return the draws of a buffer, or of one of several shards; its rows are not needed."""
+    """Return the draws of a buffer or of one shard, without reading its rows."""
     likely, ages, count = map(jax.device_get, _of_slots(state))
     drawn = likely > 0
     likely = likely[drawn].astype(np.float64)
@@ -66,9 +67,9 @@ def of_state(state: State[Any], is_shard: bool) -> Draws:
 
 @jax.jit
 def _of_slots(state: State[Any]) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return the probability of a draw and the age of every slot, 0 without a row; and a count.
+    """Return the probability and the age of every slot, 0 without a row, and a count.
 
-    The count is that of rows that may be drawn if their priority is above 0.
+    The count is the number of rows that a priority above 0 would make drawable.
     """
     index, ring, sampler = state.index, state.ring, state.sampler
     slots = jnp.arange(ring.capacity, dtype=jnp.int32)
@@ -85,11 +86,11 @@ def _of_slots(state: State[Any]) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 def together(each: Sequence[Draws], capacity: int) -> Draws | None:
-    """Return the draws of all shards; None if the masses do not say the shares of the shards.
+    """Return the draws of all shards; None if masses do not give the shares of the shards.
 
     Args:
         each: The draws of each shard.
-        capacity: The rows that fit a shard.
+        capacity: The capacity of a shard.
     """
     if len(each) == 1:
         return each[0]

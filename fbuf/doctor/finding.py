@@ -8,7 +8,7 @@ from typing import Any, Literal
 from fbuf.doctor import text
 
 Severity = Literal["error", "warning"]
-"""With an `"error"` something does not work; a `"warning"` may be meant so."""
+"""An `"error"` breaks learning; a `"warning"` may be intended."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,8 +16,8 @@ class Finding:
     """Something suspicious in a buffer, as `fbuf.report` finds it.
 
     Attributes:
-        severity: `"error"` where learning cannot work so; `"warning"` where it may be meant so.
-        name: A short name that stays. Tests and logs may have it, such as `"rewards_zero"`.
+        severity: `"error"` if learning cannot work; `"warning"` if it may be intended.
+        name: A short name that no version changes, for tests and logs, such as `"rewards_zero"`.
         sentence: The fault, with its figures.
         remedy: The way to mend it.
 
@@ -30,9 +30,9 @@ class Finding:
     """
 
     severity: Severity
-    """`"error"` where learning cannot work so."""
+    """`"error"` if learning cannot work, or `"warning"`."""
     name: str
-    """A short name that stays."""
+    """A short name that no version changes."""
     sentence: str
     """The fault, with its figures."""
     remedy: str
@@ -50,9 +50,8 @@ class Report:
 
     Attributes:
         findings: All that is suspicious, errors first.
-        figures: The figures by name, as JSON has them: numbers, texts, lists and dicts of these,
-            and None where a figure does not exist.
-        summary: The figures in words.
+        figures: The figures by name, in types of JSON. None means that a figure does not exist.
+        summary: The figures as text.
 
     Examples:
         >>> import fbuf, jax.numpy as jnp
@@ -64,15 +63,15 @@ class Report:
     findings: tuple[Finding, ...]
     """All that is suspicious, errors first."""
     figures: dict[str, Any]
-    """The figures by name, as JSON has them."""
+    """The figures by name, in types of JSON."""
     summary: str
-    """The figures in words."""
+    """The figures as text."""
 
     def __str__(self) -> str:
-        """Return the figures and the findings in words."""
+        """Return the figures and the findings as text."""
         found = [str(finding) for finding in self.findings] or ["Nothing is suspicious."]
         return "\n\n".join([self.summary, *found])
 
     def __repr__(self) -> str:
-        """Return the same, so that a notebook shows it."""
+        """Return the text for notebooks."""
         return str(self)

@@ -19,7 +19,7 @@ _BYTES = 2**28
 """The most bytes to read of a leaf."""
 
 _FEW = 2**10
-"""The rows to read of a leaf, however wide it is."""
+"""The rows to read of a leaf, of any width."""
 
 
 @dataclasses.dataclass
@@ -29,10 +29,9 @@ class Leaf:
     Attributes:
         dtype: Its dtype.
         shape: Its shape in a row.
-        rows: How many rows were read.
-        not_finite: How many of them hold NaN or an infinity.
-        newest_bad: The newest of these rows that was read, behind those of the shards before; -1
-            if there is none.
+        rows: The number of rows read.
+        not_finite: The number of rows with NaN or an infinity.
+        newest_bad: The slot of the newest such row, counted on over the shards; -1 without one.
         alike: Whether all rows are equal.
         zero: Whether all numbers are 0.
         least: The least finite number; 0 without one.
@@ -56,12 +55,12 @@ class Leaf:
     _others: int = 0
 
     def take(self, rows: np.ndarray[Any, Any], places: np.ndarray[Any, Any]) -> None:
-        """Look at some more rows, `[B, ...]`, which lie at int64 `[B]` places."""
+        """Add rows, `[B, ...]`, at int64 `[B]` places, to the figures."""
         values = rows.reshape(rows.shape[0], -1)
         if np.dtype(values.dtype).kind == "c":
             values = np.concatenate([values.real, values.imag], axis=1)
         if values.dtype.kind == "b" or values.dtype.itemsize <= 2:
-            values = values.astype(np.float32)  # bfloat16 and others are no numbers of NumPy
+            values = values.astype(np.float32)  # NumPy does not know bfloat16
         first = values[:1] if self._first is None else self._first
         good = np.isfinite(values)
         bad = np.flatnonzero(~good.all(axis=1))
@@ -85,7 +84,7 @@ class Leaf:
         self._first = first
 
     def figures(self) -> dict[str, Any]:
-        """Return the figures, as JSON has them."""
+        """Return the figures, in types of JSON."""
         scale = self.scale if math.isfinite(self.scale) else None
         return {
             "rows read": self.rows,
@@ -114,33 +113,35 @@ def of_rows(
     Args:
         parts: The buffer, or all shards of one.
         live: The slots of the rows of each part, each lane's oldest first.
-        most: The most rows to look at; where there are more, some that lie all over the buffer.
-        known: The values of some leaves, by number, for each slot of each part. All of their rows
-            are looked at.
+        most: The most rows to read; of more, a sample from all over the buffer.
+        known: The values of some leaves, by number, for each slot of each part. Such leaves are
+            checked in all rows.
     """
     layout = parts[0].layout
-    found = [Leaf(field.dtype, field.shape) for field in layout.fields]
-    others = [leaf for leaf in range(len(found)) if leaf not in known and layout.fields[leaf].size]
+    figures = [Leaf(field.dtype, field.shape) for field in layout.fields]
+    others = [
+        leaf for leaf in range(len(figures)) if leaf not in known and layout.fields[leaf].size
+    ]
     narrow = [leaf for leaf in others if layout.fields[leaf].narrow]
     groups = [narrow, *([leaf] for leaf in others if not layout.fields[leaf].narrow)]
     for number, (part, slots) in enumerate(zip(parts, live, strict=True)):
         behind = number * part.state.capacity
         for leaf, values in known.items():
             if slots.size:
-                found[leaf].take(values[number][slots], slots + behind)
+                figures[leaf].take(values[number][slots], slots + behind)
         for group in filter(None, groups):
             widest = max(row_bytes(layout.fields[leaf]) for leaf in group)
             count = min(most, max(_FEW, _BYTES // widest)) // len(parts)
             for some, arrays in chunks(part, group, _spread_out(slots, max(count, 1))):
                 for leaf, array in zip(group, arrays, strict=True):
-                    found[leaf].take(array, some + behind)
-    return dict(zip(names(layout), found, strict=True))
+                    figures[leaf].take(array, some + behind)
+    return dict(zip(names(layout), figures, strict=True))
 
 
 def _spread_out(slots: np.ndarray[Any, Any], count: int) -> np.ndarray[Any, Any]:
-    """Return so many of the slots, by chance, in their order; all if there are no more."""
+    """Return a random sample of `most` slots, in order; or all slots, if there are fewer."""
     if slots.size <= count:
         return slots
-    # Evenly spaced rows could all be of one environment.
+    # Evenly spaced rows could all belong to one environment.
     some = np.random.default_rng(0).choice(slots.size, count, replace=False, shuffle=False)
     return slots[np.sort(some)]

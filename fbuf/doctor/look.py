@@ -36,11 +36,11 @@ class Found:
         lanes: The stored rows of each part.
         reward: The name and the number of the reward's leaf; None if there is none.
         rewards: The reward of each slot of each part; empty if there is none.
-        figures: All figures, as JSON has them.
+        figures: All figures, in types of JSON.
         episodes: The whole episodes.
-        draws: The rows that may be drawn; None if they are not known, or rows are not drawn.
+        draws: The drawable rows; None if unknown, or if rows are not drawn.
         priorities: The stored priority of each row of `draws`; None if the sampler keeps none.
-        why_not: Why there are no returns, and why no draws, by these names.
+        why_not: The reasons for missing returns and draws, by these names.
         stretches: Consecutive rows of some environments; empty before the fields are read.
     """
 
@@ -62,7 +62,7 @@ class Found:
 
     @property
     def over_mesh(self) -> bool:
-        """Whether the buffer lies over a mesh, or is one of a checkpoint of such a buffer."""
+        """Whether the buffer lies over a mesh, or is from a checkpoint of such a buffer."""
         return len(self.parts) > 1 or self.parts[0].over_mesh
 
     @property
@@ -77,13 +77,13 @@ class Found:
         return np.concatenate([lane.slots[lane.flags & REMOVED == 0] for lane in lanes])
 
     def place(self, row: int) -> str:
-        """Say in words where a row lies: its slot, behind those of the shards before."""
+        """Return the place of a row as text: its slot, counted on over the shards."""
         shard, slot = divmod(row, self.parts[0].state.capacity)
         ring = self.parts[0].state.ring
         of = f"shard {shard}, slot {slot}" if len(self.parts) > 1 else f"slot {slot}"
         if ring.num_envs is None:
             return of
-        # The environments of a shard come behind those of the shards before.
+        # Environments are counted on over the shards.
         return f"{of}, environment {shard * ring.lanes + slot % ring.lanes}"
 
 
@@ -142,7 +142,7 @@ def look(parts: Sequence[Part], reward: Asked) -> Found:
 
 
 def _unread(parts: Sequence[Part]) -> int | None:
-    """Count the unread rows of a queue; None without a queue."""
+    """Return the number of unread rows of a queue; None without a queue."""
     if not (parts[0].known and parts[0].state.sampler.is_queue):
         return None
     counts = [
@@ -154,7 +154,7 @@ def _unread(parts: Sequence[Part]) -> int | None:
 
 
 def _figures(found: Found, unread: int | None) -> dict[str, Any]:
-    """Return the figures, as JSON has them."""
+    """Return the figures, in types of JSON."""
     first, capacity = found.parts[0], found.parts[0].state.capacity * len(found.parts)
     flags = np.concatenate([lane.flags for lanes in found.lanes for lane in lanes])
     removed, dummies = flags & REMOVED > 0, flags & DUMMY > 0
@@ -192,13 +192,13 @@ def _of_sampler(parts: Sequence[Part]) -> dict[str, Any]:
         return {}
     sampler = parts[0].state.sampler
     each = [jax.device_get(_stats(part.state)) for part in parts]
-    found: dict[str, Any] = {name: [of[name].item() for of in each] for name in each[0]}
-    for name, values in found.items():
+    figures: dict[str, Any] = {name: [of[name].item() for of in each] for name in each[0]}
+    for name, values in figures.items():
         of_all = sum
-        if len(values) > 1 and isinstance(sampler, PlannedSampler):  # as fbuf.stats over a mesh
+        if len(values) > 1 and isinstance(sampler, PlannedSampler):  # like fbuf.stats over a mesh
             of_all = max if name in sampler.largest_stats else of_all
             of_all = min if name in sampler.smallest_stats else of_all
-        found[name] = of_all(values)
+        figures[name] = of_all(values)
     counts = [
         np.asarray(index.counts)[:-1]
         for part in parts
@@ -206,8 +206,8 @@ def _of_sampler(parts: Sequence[Part]) -> dict[str, Any]:
         if isinstance(of, Grouped)
     ]
     if counts:
-        found["groups"] = [int(count) for count in np.sum(counts, axis=0)]
-    return found
+        figures["groups"] = [int(count) for count in np.sum(counts, axis=0)]
+    return figures
 
 
 @jax.jit
@@ -220,6 +220,6 @@ def spread(values: np.ndarray[Any, Any]) -> tuple[float, float, float] | None:
     values = values[np.isfinite(values)]
     if not values.size:
         return None
-    # The median may be the mean of two, whose sum may be too large for a float64.
+    # The median may average two numbers, whose sum may overflow a float64.
     middle = 2 * np.median(values / 2)
     return float(values.min()), float(middle), float(values.max())

@@ -1,4 +1,4 @@
-"""A picture of what a buffer holds. It needs matplotlib."""
+"""A picture of the contents of a buffer. It needs matplotlib."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _BINS = 50
-"""The most parts of a curve; the curve is the mean of each part."""
+"""The most points of a curve; each is the mean of a part."""
 
 _POINTS = 1000
-"""The most values that are drawn one by one; else the range of each part is drawn."""
+"""The most values to draw one by one; of more, the range of each part is drawn."""
 
 _SMALL: dict[str, Any] = {"frameon": False, "fontsize": "small"}
-"""The form of a legend; it lies beside the axes, for lines may go anywhere in them."""
+"""The style of a legend, beside the axes, as lines may be anywhere inside."""
 
 _LARGEST = 1e300
-"""The largest value; with a larger one the edges of a picture overflow."""
+"""The largest value to draw; a larger one overflows the limits of the axes."""
 
 
 def plot(state: Any, *, reward: str | None = None) -> Figure:
-    """Draw what a buffer holds: its rows, its episodes, its returns, and which rows are drawn.
+    """Draw the contents of a buffer: its rows, episodes and returns, and which rows are drawn.
 
     The picture has eight parts. Four show the slots, and the lengths and returns of whole episodes,
-    also over time. Three show how old drawn rows are: how likely rows are to be drawn, draws by age
-    and priority, and the age of draws. The last one shows the effective sample size, and the share
-    of draws that the likeliest rows take. A part that cannot be drawn says why.
+    also over time. Three show the age of drawn rows: probabilities, draws by age and priority, and
+    the age of draws. The last one shows the effective sample size, and the share of draws that the
+    likeliest rows take. A part that cannot be drawn says why.
 
     A notebook shows the result. Elsewhere save it: `fbuf.plot(state).savefig("buffer.png")`.
     Nothing of `pyplot` is changed, and no backend is chosen.
@@ -105,7 +105,7 @@ def drawn(found: Found, title: str) -> Figure:
     _priorities(axes[2, 1], ages, ordered, found.priorities, none)
     _ages(axes[3, 0], ages, ordered, by_age)
     _shares(axes[3, 1], of, likely, why)
-    # A path may hold what would be a formula.
+    # A path may contain the syntax of a formula.
     figure.suptitle(textwrap.fill(title, 110), fontsize="medium", parse_math=False)
     return figure
 
@@ -117,22 +117,22 @@ def _priorities(
     priorities: np.ndarray | None,
     why_not: str,
 ) -> None:
-    """Draw how many draws have each age and priority."""
+    """Draw the number of draws by age and priority."""
     axes.set(
         title="draws, by age and priority (darker: more)",
         xlabel="age in steps",
         ylabel="stored priority",
     )
-    given = None if why_not else priorities
-    if given is not None and given.size and not given.any():
-        given, why_not = None, "all priorities are 0"
-    if _finite(axes, given, why_not) is None or given is None or likely is None:
+    stored = None if why_not else priorities
+    if stored is not None and stored.size and not stored.any():
+        stored, why_not = None, "all priorities are 0"
+    if _finite(axes, stored, why_not) is None or stored is None or likely is None:
         return
-    drawn = given > 0
+    drawn = stored > 0
     if not drawn.all():
         axes.set_ylabel("stored priority (0 left out)")
-    ages, given, share = ages[drawn], given[drawn], likely[drawn] / likely.sum()
-    low, high = float(given.min()), float(given.max())
+    ages, stored, share = ages[drawn], stored[drawn], likely[drawn] / likely.sum()
+    low, high = float(stored.min()), float(stored.max())
     is_log = high > 10 * low
     if high - low <= 1e-6 * high:
         low, high = 0.5 * low, 1.5 * high
@@ -140,7 +140,7 @@ def _priorities(
     edges = np.linspace(0.5, last + 0.5, min(last, _BINS) + 1)
     levels = np.geomspace(low, high, _BINS + 1) if is_log else np.linspace(low, high, _BINS + 1)
     levels[0], levels[-1] = low, high
-    counts, *_ = np.histogram2d(ages, given, (edges, levels), weights=share)
+    counts, *_ = np.histogram2d(ages, stored, (edges, levels), weights=share)
     shown, most = np.ma.masked_equal(counts.T, 0), float(counts.max())
     axes.pcolormesh(
         edges, levels, shown, cmap="Blues", norm="log", vmin=most / 1e4, vmax=most, rasterized=True
@@ -151,7 +151,7 @@ def _priorities(
 
 
 def _ages(axes: Any, ages: np.ndarray, likely: np.ndarray | None, why_not: str) -> None:
-    """Draw how old drawn rows are, beside the rows that can be drawn."""
+    """Draw the ages of draws, beside those of drawable rows."""
     axes.set(title="age of draws", xlabel="age in steps", ylabel="share")
     if _finite(axes, likely, why_not) is None or likely is None:
         return
@@ -168,7 +168,7 @@ def _ages(axes: Any, ages: np.ndarray, likely: np.ndarray | None, why_not: str) 
 
 
 def _shares(axes: Any, of: dict[str, Any], likely: np.ndarray | None, why_not: str) -> None:
-    """Draw the share of draws that the most likely rows take."""
+    """Draw the share of draws of the likeliest rows."""
     axes.set(
         title="effective sample size", xlabel="rows, the likeliest first", ylabel="share of draws"
     )
@@ -183,12 +183,12 @@ def _shares(axes: Any, of: dict[str, Any], likely: np.ndarray | None, why_not: s
     axes.axvline(size, color="tab:orange", lw=1.5, label=label)
     axes.locator_params(axis="x", nbins=6, integer=True)
     axes.set_ylim(0, 1.05)
-    # Both lines rise, and the other one stands upright: below the picture is the only free place.
+    # Two lines rise, and the third is vertical: only the place below the picture is free.
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3, **_SMALL)
 
 
 def _fill(axes: Any, of: dict[str, Any]) -> None:
-    """Draw how many slots hold rows, removed rows, resets and none."""
+    """Draw the numbers of slots with rows, removed rows and resets, and of empty ones."""
     left = 0
     removed = "removed or left empty"
     parts = {"rows": of["rows"], removed: of["removed"], "resets": of["dummies"]}
@@ -213,14 +213,14 @@ def _histogram(
         return
     low, high = float(values.min()), float(values.max())
     if values.dtype.kind in "iu" and high - low <= _BINS:
-        # A bar for each number; a single one has room at both sides.
+        # A bar for each number; a single bar gets a margin at both sides.
         axes.hist(values, bins=np.arange(low - 0.5, high + 1.5), rwidth=0.9, color="tab:blue")
         room = max(1, 5 - (high - low))
         axes.set_xlim(max(low - room, 0), high + room)
         axes.locator_params(axis="x", nbins=6, integer=True)
         return
     largest = max(abs(low), abs(high))
-    # Values that differ in their last bits alone have no room for bins between them.
+    # No bins fit between values that differ in their last bits alone.
     if high - low <= 1e-6 * largest:
         room = max(1e-6 * largest, 0.5)
         low, high = low - room, high + room
@@ -229,7 +229,7 @@ def _histogram(
 
 
 def _curve(axes: Any, title: str, at: np.ndarray, values: np.ndarray | None, why_not: str) -> None:
-    """Draw values over numbers from 1 on, and the mean of the values in each part."""
+    """Draw values over 1, 2, 3 and so forth, and the mean of each part."""
     axes.set(title=title)
     if _finite(axes, values, why_not) is None or values is None:
         return
@@ -261,7 +261,7 @@ def _curve(axes: Any, title: str, at: np.ndarray, values: np.ndarray | None, why
 
 
 def _finite(axes: Any, values: np.ndarray | None, why_not: str) -> np.ndarray | None:
-    """Return the finite values; if they cannot be drawn, write why, and return None."""
+    """Return the finite values; or write why they cannot be drawn, and return None."""
     good = np.zeros(0) if values is None else values[np.isfinite(values)]
     if good.size and np.abs(good).max() <= _LARGEST:
         return good

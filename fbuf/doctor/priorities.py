@@ -16,7 +16,7 @@ from fbuf.trees import sum_tree
 
 
 def sampler_of(part: Part) -> Prioritized | None:
-    """Return the sampler that keeps the priorities; None if none does."""
+    """Return the sampler with the priorities; None without one."""
     state = part.state
     kinds = (of for of, _ in nested(state.sampler, state.index, state.ring))
     return next((of for of in kinds if isinstance(of, Prioritized)), None)
@@ -28,12 +28,12 @@ def of_error(sampler: Prioritized, error: float) -> float:
 
 
 def of_new(sampler: Prioritized) -> float:
-    """Return the priority that a row gets in a new buffer, if `fbuf.add` is given none."""
+    """Return the default priority of a row in a new buffer."""
     return float(np.float32(max(1.0, sampler.floor) ** sampler.alpha))
 
 
 def of_part(part: Part) -> np.ndarray[Any, Any]:
-    """Return the priority of each slot as it is stored, after the power: float64 `[capacity]`."""
+    """Return the stored priority of each slot, after the power: float64 `[capacity]`."""
     state = part.state
     inside = nested(state.sampler, state.index, state.ring)
     index = next(index for of, index in inside if isinstance(of, Prioritized))

@@ -13,17 +13,17 @@ from fbuf.doctor.opened import opened
 from fbuf.doctor.rewards import Asked
 
 ROWS = 2**18
-"""The most rows whose fields are read, unless the caller says another number."""
+"""The default of the most rows whose fields are read."""
 
 
 def report(state: Any, *, reward: str | None = None, rows: int = ROWS) -> Report:
-    """Say what is suspicious in a buffer, for when an agent does not learn.
+    """Find what is suspicious in a buffer, when an agent does not learn.
 
-    Print the result. It has a sentence for each finding, with its figures, and another one that
-    says what to do. A buffer in good order has no finding. But a report sees the buffer alone: not
-    the losses, and not what you do with a batch.
+    Print the result. It has two sentences for each finding: the fault with its figures, and the
+    remedy. A buffer in good order has no finding. But a report sees the buffer alone: not the
+    losses, and not what you do with a batch.
 
-    It looks for:
+    These are its findings:
 
     - nothing stored or nothing to draw, and why; episodes shorter than the window;
     - NaN and infinities; observations and actions that never change; fields that are all 0;
@@ -47,7 +47,7 @@ def report(state: Any, *, reward: str | None = None, rows: int = ROWS) -> Report
             lie on devices of this process.
         reward: The field of the reward (`"a.b"` for a field in a field). None is the first field
             called `reward`, `rewards` or `r`, if there is one.
-        rows: Fields are read of so many rows at most, at least 1. From a larger buffer these rows
+        rows: The most rows whose fields are read, at least 1. From a larger buffer these rows
             are chosen at random, the same ones each time. Wide fields, such as images, are read of
             fewer rows. Rewards, flags and probabilities are those of all rows.
 
@@ -88,7 +88,7 @@ def report(state: Any, *, reward: str | None = None, rows: int = ROWS) -> Report
 
 
 def of_found(found: Found, rows: int = ROWS) -> Report:
-    """Return the report on a buffer that has been looked at."""
+    """Return the report on a buffer, made from its contents."""
     live = [found.live(number) for number in range(len(found.parts))]
     known = {} if found.reward is None else {found.reward[1]: found.rewards}
     fields = leaves.of_rows(found.parts, live, rows, known)

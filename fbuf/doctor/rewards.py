@@ -21,14 +21,14 @@ _NAMES = ("reward", "rewards", "r")
 
 @dataclasses.dataclass(frozen=True)
 class Episodes:
-    """Episodes that are stored from their first row to their last, in the order of their ends.
+    """Whole episodes, stored from first to last row, in the order of their ends.
 
     Attributes:
         lengths: The rows of each episode.
         returns: The sum of rewards of each episode, undiscounted; None if there is no reward.
-        ended: How many rows ago the environment wrote the last row of each episode, that row
+        ended: The age of the last row of each episode, in rows of its environment, that row
             included.
-        thinned: How many more episodes are left out, for some of their rows are removed.
+        thinned: The number of episodes that are left out because rows of them were removed.
     """
 
     lengths: np.ndarray
@@ -38,14 +38,14 @@ class Episodes:
 
 
 def episodes(lane: Lane, rewards: np.ndarray | None) -> Episodes:
-    """Return the whole episodes of a lane; one that has lost a row does not count."""
+    """Return the whole episodes of a lane, without episodes that have lost a row."""
     first, last, whole, ended = lane.episodes
     removed = _sums(lane.flags & REMOVED > 0, first, last)
     kept = whole & ended & (removed == 0)
     thinned = whole & ended & (removed > 0) & (removed <= last - first)
     returns = None
     if rewards is not None:
-        with np.errstate(over="ignore", invalid="ignore"):  # the figures count these returns
+        with np.errstate(over="ignore", invalid="ignore"):  # the figures count such returns
             returns = _sums(rewards[lane.slots], first, last)[kept]
     ages = (lane.slots.size - last)[kept]
     return Episodes((last - first + 1)[kept], returns, ages, int(thinned.sum()))
@@ -71,7 +71,7 @@ def together(each: Sequence[Episodes]) -> Episodes:
 
 
 class Asked(NamedTuple):
-    """The field that a caller names, and how messages call the caller and the argument."""
+    """The caller's field, and the names of caller and argument for messages."""
 
     field: str | None
     function: str
@@ -79,7 +79,7 @@ class Asked(NamedTuple):
 
 
 def reward_field(layout: Layout, asked: Asked) -> tuple[str, int] | str:
-    """Return the name and the number of the reward's leaf, or why there is none.
+    """Return the name and the number of the reward's leaf, or the reason for its absence.
 
     Args:
         layout: The leaves of an item.
@@ -112,7 +112,7 @@ def reward_field(layout: Layout, asked: Asked) -> tuple[str, int] | str:
 
 
 def likely_fields(layout: Layout) -> list[tuple[str, int]]:
-    """Return names and numbers of leaves with a reward's name, the likeliest first."""
+    """Return names and numbers of leaves with the name of a reward, the likeliest first."""
     parts = [named.split(".") for named in names(layout)]
     return [
         (".".join(part), leaf)
@@ -123,7 +123,7 @@ def likely_fields(layout: Layout) -> list[tuple[str, int]]:
 
 
 def values(part: Part, leaf: int, lanes: Iterable[Lane]) -> np.ndarray:
-    """Return a leaf of one number for every slot, as float64 `[capacity]`; 0 without a row.
+    """Return a scalar leaf of every slot, as float64 `[capacity]`; 0 without a row.
 
     Args:
         part: The buffer.

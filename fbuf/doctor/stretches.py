@@ -1,4 +1,4 @@
-"""Consecutive rows of some environments: what a row says beside what the next one says."""
+"""Consecutive rows of some environments, to compare each row with the next one."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ PAIRS = (
     ("obs", "next.obs"),
     ("state", "next_state"),
 )
-"""Names of an observation and of the next one."""
+"""Names of observations and of next observations."""
 
 _LANES = 8
-"""The most environments to look at."""
+"""The most environments to read."""
 
 _ROWS = 4096
-"""The most rows to look at."""
+"""The most rows to read."""
 
 MANY = 512
 """The most next observations to read at a time."""
 
 _BYTES = 2**25
-"""The most bytes to read: images are read of fewer rows."""
+"""The most bytes to read, so fewer rows of images."""
 
 _NUMBERS = 256
-"""The most numbers of a leaf to look at."""
+"""The most numbers of a leaf to read."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,12 +52,12 @@ class Stretch:
     """The newest rows of an environment, the oldest first; numbers are float64.
 
     Attributes:
-        env: The number of the environment, behind those of the shards before.
+        env: The number of the environment, counted on over the shards.
         flags: uint8 `[n]`.
         observation: `[n, numbers]`; some numbers of wide leaves.
         action: `[n, numbers]`.
         reward: `[n]`; None if there is none.
-        following: `[n, numbers]`: the next observation of each row; None if the buffer has none.
+        following: `[n, numbers]`: the next observation of each row; None for a buffer without them.
         known: bool `[n]`: whether the next observation is known.
     """
 
@@ -86,7 +86,7 @@ class Stretch:
 
 
 def named(leaves: Mapping[str, Leaf], names: frozenset[str]) -> list[int]:
-    """Return the numbers of the leaves with one of these names, if they have numbers."""
+    """Return the numbers of the numeric leaves with one of these names."""
     return [
         number
         for number, (name, leaf) in enumerate(leaves.items())
@@ -103,7 +103,7 @@ def of_buffer(
     rewards: Sequence[np.ndarray[Any, Any]],
     leaves: Mapping[str, Leaf],
 ) -> list[Stretch]:
-    """Return rows of some environments, as many of each; none of rows in no order of time.
+    """Return equally many rows of some environments; nothing for rows in no order of time.
 
     Args:
         parts: The buffer, or all shards of one.
@@ -163,7 +163,7 @@ def _stretch(
     rows: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]],
     leaves: tuple[list[int], list[int], list[int]],
 ) -> Stretch:
-    """Read some rows of a lane, by their slots and flags."""
+    """Read rows of a lane, by their slots and flags."""
     slots, flags = rows
     observation, action, stored = (_read(part, of, slots) for of in leaves)
     following, known = None, np.ones(slots.size, np.bool_)
@@ -189,13 +189,13 @@ def _read(part: Part, leaves: Sequence[int], slots: np.ndarray[Any, Any]) -> np.
 
 
 def _some(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return some finite numbers of rows, the same ones of each: float64 `[n, numbers]`."""
+    """Return finite numbers of rows, from the same places of each: float64 `[n, numbers]`."""
     flat = array.reshape(array.shape[0], -1)
-    if flat.shape[1] > _NUMBERS:  # in no pattern, so that they fall into all parts of an image
+    if flat.shape[1] > _NUMBERS:  # without a pattern, so that they cover all parts of an image
         chosen = np.random.default_rng(0).choice(flat.shape[1], _NUMBERS, replace=False)
         flat = flat[:, np.sort(chosen)]
     numbers = flat.astype(np.float32).astype(np.float64)
-    return np.where(np.isfinite(numbers), numbers, 0)  # others have a finding of their own
+    return np.where(np.isfinite(numbers), numbers, 0)  # infinite ones have their own finding
 
 
 def _kept(
@@ -205,7 +205,7 @@ def _kept(
     flags: np.ndarray[Any, Any],
     observation: np.ndarray[Any, Any],
 ) -> tuple[np.ndarray[Any, Any] | None, np.ndarray[Any, Any]]:
-    """Return the next observations of a buffer made with `next_of`, and which are known."""
+    """Return the next observations of a buffer with `next_of`, and a mask of the known ones."""
     kept: Any = part.state.next_obs
     numbers = jax.tree.leaves(part.layout.find("report", "next_of", kept.field))
     if list(leaves) != list(numbers) or part.kept is None:

@@ -1,4 +1,4 @@
-"""The figures of a buffer in words."""
+"""The figures of a buffer as text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fbuf.doctor.look import UNORDERED, Found
 
 
 def entries(found: Found) -> dict[str, str]:
-    """Return the figures in words, by name."""
+    """Return the figures as text, by name."""
     of, why_not = found.figures, found.why_not
     bad = {}
     if of["rewards not finite"]:
@@ -41,7 +41,7 @@ def entries(found: Found) -> dict[str, str]:
 
 
 def _returns(of: Mapping[str, Any]) -> str:
-    """Return the returns in words."""
+    """Return the returns as text."""
     if not of["episodes"]:
         return "no whole episode"
     said = [text.spread(*of["return"])] if of["return"] else []
@@ -55,7 +55,7 @@ def _not_finite(count: int, of: int) -> str:
 
 
 def _draws(of: Mapping[str, Any]) -> str:
-    """Return in words how likely rows are to be drawn."""
+    """Return the probabilities of draws as text."""
     if not of["likely"]:
         return "no row can be drawn"
     spread, size = text.spread(*of["likely"]), of["effective sample size"]
@@ -67,7 +67,7 @@ def _draws(of: Mapping[str, Any]) -> str:
 
 
 def _figures(of: Mapping[str, Any]) -> str:
-    """Return the figures of the sampler in words."""
+    """Return the figures of the sampler as text."""
     return ", ".join(f"{name} {_number(value)}" for name, value in of.items())
 
 

@@ -13,7 +13,7 @@ def lines(entries: Mapping[str, str]) -> str:
 
 
 def columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table with names to the left, and all else to the right."""
+    """Return a table: names on the left, all else on the right."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     return "\n".join(
         "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
@@ -22,15 +22,15 @@ def columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def spread(least: float, middle: float, most: float) -> str:
-    """Return the least value, the median and the largest value in words."""
+    """Return the least value, the median and the largest value as text."""
     return f"{least:.6g} to {most:.6g}, median {middle:.6g}"
 
 
 def indented(sentence: str) -> str:
-    """Return a sentence in lines that begin further right."""
+    """Return a sentence in indented lines."""
     return textwrap.fill(sentence, 88, initial_indent="  ", subsequent_indent="  ")
 
 
 def count(number: int, thing: str) -> str:
-    """Return a number of things in words, such as `1 row` and `1,000 rows`."""
+    """Return a number of things as text, such as `1 row` and `1,000 rows`."""
     return f"{number:,} {thing}{'' if number == 1 else 's'}"

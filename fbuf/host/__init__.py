@@ -5,6 +5,6 @@ from fbuf.host.host_store import HostStore as HostStore
 from fbuf.host.prefetch import Batches as Batches
 
 __all__ = ["Batches", "HostStore"]
-__dir__ = __all__.copy  # `dir` shows the public names alone
+__dir__ = __all__.copy  # `dir` shows only public names
 
 _opaque_all(globals()[name] for name in __all__)

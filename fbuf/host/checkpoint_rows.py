@@ -1,4 +1,4 @@
-"""The rows of a checkpoint, and what has changed since."""
+"""The rows of a checkpoint, and the rows changed since."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from fbuf.storage.layout import Layout
 from fbuf.storage.store import Storage
 
 _FEW = 64
-"""For how many changed rows there is room at first."""
+"""The changed rows that fit at first."""
 
 
 class SavedRows:
-    """The rows of a checkpoint, read where they lie; changed rows lie in memory until a save.
+    """The rows of a checkpoint, read from its files; changed rows stay in memory until a save.
 
     Attributes:
         folder: The directory of the checkpoint.
@@ -38,7 +38,7 @@ class SavedRows:
             folder: The directory.
             found: The manifest.
             layout: The leaves of a row.
-            capacity: How many rows the buffer has.
+            capacity: The number of rows of the buffer.
         """
         self.folder = folder
         self._layout = layout
@@ -46,21 +46,21 @@ class SavedRows:
         self._specs, self._fields = like.arrays, like.fields
         self._files = Files(folder, found, self._fields, capacity)
         self._where = np.zeros(capacity, np.int32)
-        """The place of a row among the changed ones, and one more; 0 if it is as it was saved."""
+        """The place of a row among the changed rows, plus 1; 0 for an unchanged row."""
         self._changed, self._count = Rows(layout, _FEW), 0
         self._frozen = 0
-        """The number of the first changed rows that are being saved, and stay as they are."""
+        """The number of changed rows in the save under way, from the first; they stay the same."""
         self.saved_before: int | None = None
-        """The number of the checkpoint before the one that is being saved; None if none is."""
+        """The number of the checkpoint before the save under way; None without a save."""
 
     @property
     def nbytes(self) -> int:
-        """The bytes of host memory that the rows take."""
+        """The bytes of the rows in host memory."""
         return self._changed.nbytes + self._where.nbytes
 
     @property
     def maps(self) -> list[mmap.mmap]:
-        """The files that the rows lie in."""
+        """The files of the rows."""
         return self._files.maps
 
     @property
@@ -70,16 +70,16 @@ class SavedRows:
 
     @property
     def storage(self) -> Storage[Any]:
-        """The arrays, which are read as they are indexed."""
+        """The arrays; indexing reads the files."""
         columns = [_Column(self, number, spec) for number, spec in enumerate(self._specs)]
         return Storage(columns[0], tuple(columns[1:]), self._layout)  # type: ignore (no arrays of JAX)
 
     def saving(self, before: int) -> None:
-        """Take note that all that has changed is being saved, after the checkpoint of a number."""
+        """Begin a save of all changed rows, after the checkpoint of a number."""
         self._frozen, self.saved_before = self._count, before
 
     def saved(self, found: Manifest) -> None:
-        """Go on from the checkpoint that was being saved."""
+        """Continue from the checkpoint of the finished save."""
         self._files = Files(self.folder, found, self._fields, self.capacity)
         there = np.flatnonzero(self._where)
         newer = there[self._where[there] > self._frozen]
@@ -92,7 +92,7 @@ class SavedRows:
         self.saved_before = None
 
     def reserve(self, count: int) -> None:
-        """Have room for so many changed rows more, or raise `MemoryError`."""
+        """Make room for `count` more changed rows, or raise `MemoryError`."""
         count += self._count
         if count > self._changed.capacity:
             larger = Rows(self._layout, max(count, 2 * self._changed.capacity))
@@ -102,14 +102,14 @@ class SavedRows:
             self._changed = larger
 
     def take(self, slots: np.ndarray[Any, Any], leaves: Sequence[int]) -> Leaves:
-        """As `Rows.take`."""
+        """Take rows; see `Rows.take`."""
         first, last = store.columns(self._layout, self._specs[0].dtype, leaves)
         numbers = [0, *(1 + at for at in store.wide_of(self._layout, leaves))]
         words, *wide = self.read(slots.reshape(-1), numbers)
         return [words[:, first:last], *wide]
 
     def read(self, slots: np.ndarray[Any, Any], numbers: Sequence[int]) -> Leaves:
-        """Whole rows of some arrays, by number."""
+        """Return whole rows of some arrays, by number."""
         at = self._where[slots]
         changed, same = np.flatnonzero(at), np.flatnonzero(at == 0)
         if not changed.size:
@@ -122,9 +122,9 @@ class SavedRows:
             whole[changed] = array[at[changed] - 1]
         return found
 
-    def apply(self, notes: Sequence[PendingWrite], rows: Leaves) -> None:
-        """As `Rows.apply`."""
-        for slots, source, leaves in writes(notes, rows, self.capacity):
+    def apply(self, pending: Sequence[PendingWrite], rows: Leaves) -> None:
+        """Apply pending writes; see `Rows.apply`."""
+        for slots, source, leaves in writes(pending, rows, self.capacity):
             if source is not None:
                 self._put(slots, self._read_all(source))
                 continue
@@ -136,13 +136,13 @@ class SavedRows:
         return self.read(slots, range(len(self._specs)))
 
     def _put(self, slots: np.ndarray[Any, Any], rows: Leaves) -> None:
-        """Write whole rows, of all arrays."""
+        """Write whole rows of all arrays."""
         places = self._places(slots)
         for array, some in zip(self._changed.arrays, rows, strict=True):
             array[places] = some
 
     def _places(self, slots: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Where rows lie among the changed ones, from now on; it may make `_changed` larger."""
+        """Return new places of rows among the changed ones, and grow `_changed` if needed."""
         new = slots[self._where[slots] <= self._frozen]
         self.reserve(new.size)
         count = self._count + new.size
@@ -152,7 +152,7 @@ class SavedRows:
 
 
 class _Column:
-    """An array of rows of a checkpoint, which are read as it is indexed."""
+    """An array of rows of a checkpoint; indexing reads the files."""
 
     def __init__(self, rows: SavedRows, number: int, spec: Any) -> None:
         self._rows, self._number = rows, number

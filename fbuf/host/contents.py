@@ -23,9 +23,9 @@ from fbuf.checks import sizes
 from fbuf.dispatch import parse
 from fbuf.host import programs
 from fbuf.host.checkpoint_rows import SavedRows
+from fbuf.host.fetch import Fetch
 from fbuf.host.next_obs_check import differs
 from fbuf.host.row_arrays import Leaves, Rows
-from fbuf.host.taking import Taking
 from fbuf.ops import lost_next
 from fbuf.ops.spec import BufferSpec
 from fbuf.runtime.interrupts import uninterrupted
@@ -45,12 +45,12 @@ class Contents:
         lock: Held while the contents are read or changed.
         rows: The rows.
         kept: The next observations that `next_of` keeps; None without `next_of`.
-        owned: Whether another object owns the store: then only that object may change it.
-        tells_of_lost: Whether to warn of lost next observations: it is done once.
+        owned: Whether another object owns the store; then only that object may change the store.
+        tells_of_lost: Whether to warn of lost next observations; the warning comes once.
     """
 
     def __init__(self, index: Any, rows: Rows | SavedRows, folder: pathlib.Path | None) -> None:
-        """Begin with this index, which has no rows, and these rows.
+        """Begin with an index without rows, and the rows.
 
         Args:
             index: The index.
@@ -66,8 +66,8 @@ class Contents:
         self.owned = False
         self._reads = 0
         self.tells_of_lost = self.kept is not None
-        self._takings: weakref.WeakSet[Taking] = weakref.WeakSet()
-        """Drawn batches whose rows may not have been taken yet."""
+        self._fetches: weakref.WeakSet[Fetch] = weakref.WeakSet()
+        """The drawn batches whose rows may not be fetched yet."""
         self._process = os.getpid()
         self._failed: BaseException | None = None
         self._index = index
@@ -84,7 +84,7 @@ class Contents:
                 "HostStore: a change has failed when some of its rows were written, so they are "
                 "not to be trusted; load the last checkpoint"
             ) from self._failed
-        if os.getpid() != self._process:  # there JAX hangs
+        if os.getpid() != self._process:  # JAX hangs there
             raise RuntimeError(
                 "HostStore: this store was made in another process, and JAX does not run in one "
                 "that was forked off; start the process with 'spawn', and make a store there"
@@ -97,16 +97,16 @@ class Contents:
 
     @property
     def nbytes(self) -> int:
-        """The bytes that the rows take of the host's memory, or of files of their own."""
+        """The bytes of the rows in host memory, or in their own files."""
         return self.rows.nbytes + (self.kept.nbytes if self.kept else 0)
 
     @property
     def layouts(self) -> tuple[Layout, Layout | None]:
-        """The leaves of the rows, and those of the next observations."""
+        """The leaves of the rows, and of the next observations."""
         return programs.layouts_of(self.index)
 
     def whole(self) -> fbuf.State[Any]:
-        """Return a buffer with the index and the rows, which are arrays of NumPy."""
+        """Return a buffer with the index and the rows, as arrays of NumPy."""
         index: Any = self.index
         if self.kept is not None:
             kept = dataclasses.replace(index.next_obs, rows=self.kept.storage)
@@ -122,19 +122,19 @@ class Contents:
         self.index = deferred.without_rows(state)
 
     def place(self, device: Any) -> None:
-        """Put the index on a device, where it stays."""
+        """Move the index to a device for good."""
         self.index = jax.device_put(self.index, device)
 
-    def taking(self, look: Callable[[], Requested]) -> Taking:
-        """Return a `Taking` of the rows that a view requests, of the store as it is now.
+    def taking(self, look: Callable[[], Requested]) -> Fetch:
+        """Return a `Fetch` of the rows that a view requests, of the store as it is now.
 
         Args:
             look: Returns the request. A change of the store first waits for this call.
         """
         rows, kept, ring = self.rows, self.kept, self.index.ring
-        taking = Taking(lambda: programs.take(look(), ring, rows, kept))
-        self._takings.add(taking)
-        return taking
+        fetch = Fetch(lambda: programs.take(look(), ring, rows, kept))
+        self._fetches.add(fetch)
+        return fetch
 
     def ask(self, operation: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Return the result of a function of fbuf that reads the index alone."""
@@ -155,8 +155,8 @@ class Contents:
         sampler, layout = self.index.sampler, self.index.storage.layout
         looked_at = {n: given_rows[n] for n in row_fields.numbers(sampler, layout).values()}
         with self.changing():
-            self.rows.reserve(len(rows[0]))  # as long as nothing has changed
-            index, notes, of_next = programs.add(
+            self.rows.reserve(len(rows[0]))  # before anything changes
+            index, pending, of_next = programs.add(
                 self.index,
                 given,
                 looked_at,
@@ -166,13 +166,13 @@ class Contents:
             )
             if of_following is not None:
                 index, of_next = self._compared(index, of_next, rows, following)
-            self._become(index, notes, of_next, rows, following)
+            self._become(index, pending, of_next, rows, following)
 
     def change(self, operation: Callable[..., Any], *args: Any, **options: Any) -> None:
-        """Have a function of fbuf make the next index, and write the rows that it notes."""
+        """Compute the next index with a function of fbuf, and apply its pending writes."""
         options = {name: value for name, value in options.items() if value is not None}
         with self.changing():
-            self._become(*deferred.taken(operation(self.index, *args, **options)), [], [])
+            self._become(*deferred.drained(operation(self.index, *args, **options)), [], [])
 
     def tell_of_lost(self, where: str) -> None:
         """Warn, once, if rows have lost their next observation."""
@@ -185,14 +185,14 @@ class Contents:
             lost_next.of_states(where, [self.index], room)
 
     def settle(self) -> None:
-        """Take the rows of all drawn batches."""
-        for taking in list(self._takings):
-            taking.settle()
-        self._takings.clear()
+        """Fetch the rows of all drawn batches."""
+        for fetch in list(self._fetches):
+            fetch.settle()
+        self._fetches.clear()
 
     @contextlib.contextmanager
     def still(self) -> Generator[None]:
-        """Read in one thread, without a change in between by a signal handler."""
+        """Hold the lock for reads, so that no thread or signal handler changes the store."""
         with self.lock:
             self._reads += 1
             try:
@@ -202,10 +202,10 @@ class Contents:
 
     @contextlib.contextmanager
     def changing(self) -> Generator[None]:
-        """Make a change whole and in one thread, also if a signal such as Ctrl-C comes.
+        """Make a whole change in one thread, also if a signal such as Ctrl-C arrives.
 
         Raises:
-            RuntimeError: In the midst of a read, where only a signal handler can call it.
+            RuntimeError: During a read, in which only a signal handler can call it.
         """
         with self.lock:
             if self._reads:
@@ -224,7 +224,7 @@ class Contents:
     def _become(
         self, index: Any, of_rows: Any, of_next: Any, rows: Leaves, following: Leaves
     ) -> None:
-        """Take over the next index and write the noted rows; the index before is consumed."""
+        """Take over the next index, and apply pending writes; the old index is consumed."""
         self.index = index
         try:
             self.rows.apply(of_rows, rows)
@@ -237,7 +237,7 @@ class Contents:
     def _compared(
         self, index: Any, of_next: Any, rows: Leaves, following: Leaves
     ) -> tuple[Any, Any]:
-        """Return the index, with a fault where a new row does not follow the row before; notes."""
+        """Return the index, with a fault for discontinuous rows, and the pending writes."""
         assert self.kept is not None
         layout, field = index.storage.layout, index.next_obs.field
         numbers = jax.tree.leaves(layout.find("add", "next_of", field))
@@ -271,7 +271,7 @@ def _reading(rows: Rows | SavedRows) -> Callable[[Any, Any], Any]:
 
 
 def check_free_memory(spec: BufferSpec, item: Any, files: bool) -> None:
-    """Refuse a buffer that no memory has room for, before any of it is taken.
+    """Refuse a buffer that does not fit into memory, before any is allocated.
 
     Args:
         spec: The arguments of the buffer.
@@ -304,10 +304,10 @@ def check_free_memory(spec: BufferSpec, item: Any, files: bool) -> None:
 def _asked(
     spec: BufferSpec, item: Any, device: Any, files: bool, capacity: int
 ) -> list[tuple[int, int | None, str]]:
-    """Return what a buffer takes, what is free, and where; nothing if there is no such buffer."""
+    """Return the needed and free bytes of each place; nothing for an impossible buffer."""
     try:
         like = jax.eval_shape(lambda: spec.init(item, capacity=capacity))
-    except ValueError:  # too few rows for the sampler, say: `init` refuses it
+    except ValueError:  # `init` refuses it, such as too few rows for the sampler
         return []
     kept = like.next_obs
     rows = sizes.nbytes(like.storage) + (0 if kept is None else sizes.nbytes(kept.rows))

@@ -1,4 +1,4 @@
-"""A buffer whose rows lie on the host, and whose flags and indices lie on the device."""
+"""A buffer with rows on the host, and with flags and indices on the device."""
 
 from __future__ import annotations
 
@@ -47,9 +47,8 @@ class HostStore(Generic[Item]):
 
     The rows lie in host memory, or in files. Their flags, the sampler's index and the write
     position lie on the device. They take 1 to 6 bytes a row, and up to 5 more with `next_of`. A
-    batch is drawn on the device, its rows are taken on the host, and they go to the device
-    together. A batch is bit for bit the one that `fbuf.sample` draws from a buffer with the same
-    rows.
+    batch is drawn on the device. Its rows are fetched on the host, and go to the device together. A
+    batch is bit for bit the one that `fbuf.sample` draws from a buffer with the same rows.
 
     It is an object: its methods are the functions of `fbuf` without the state, and change it in
     place. They work from Python, not inside `jit`. Several threads may call them.
@@ -64,9 +63,9 @@ class HostStore(Generic[Item]):
         next_of: As for `fbuf.init`. These next observations lie on the host, too.
         max_ends: As for `fbuf.init`.
         removable: As for `fbuf.init`.
-        files: A directory on a disk that the rows are to lie on, for a buffer larger than host
-            memory. The disk has to have room for all of them. They are working memory, gone when
-            the process ends: to keep the rows, `save`. None is host memory.
+        files: A directory on the disk for the rows, for a buffer larger than host memory. The disk
+            has to have room for all of them. The files are working memory, and end with the
+            process: to keep the rows, `save`. None is host memory.
 
     Raises:
         ValueError: As `fbuf.init`.
@@ -100,7 +99,7 @@ class HostStore(Generic[Item]):
         removable: bool = True,
         files: str | os.PathLike[str] | None = None,
     ) -> None:
-        """See the class."""
+        """Make the buffer; see the class."""
         given = capacity, sampler, num_envs, autoreset, lockstep, next_of, max_ends, removable
         spec = BufferSpec(*given)
         parse.item_specs("init", item)
@@ -114,15 +113,15 @@ class HostStore(Generic[Item]):
         self.contents = contents
         """The protocol for other adapters that build on this store."""
         self.files = folder
-        """The directory whose disk holds the files of the rows; None if the rows lie elsewhere."""
+        """The directory whose disk has the files of the rows; None for rows in memory."""
         self._ahead: weakref.WeakSet[Batches] = weakref.WeakSet()
 
-    # Its arguments.
+    # The arguments.
 
     @property
     # To pyright RLock is a function, but the class it makes objects of has no public name.
     def lock(self) -> threading.RLock:  # pyright: ignore[reportGeneralTypeIssues]
-        """The lock that every method holds; hold it to make several calls one."""
+        """The lock of every method; hold it to make several calls atomic."""
         return self.contents.lock
 
     @property
@@ -137,12 +136,12 @@ class HostStore(Generic[Item]):
 
     @property
     def folder(self) -> pathlib.Path | None:
-        """The directory whose files it reads, if it was opened; else None."""
+        """The directory of an opened store, whose files it reads; otherwise None."""
         return self.contents.rows.folder if isinstance(self.contents.rows, SavedRows) else None
 
     @property
     def next_of(self) -> str | None:
-        """The field whose next value is kept; None if none is."""
+        """The field whose next value is kept; None without `next_of`."""
         kept = self.contents.index.next_obs
         return None if kept is None else kept.field
 
@@ -183,7 +182,7 @@ class HostStore(Generic[Item]):
             MemoryError: If an opened store has no memory for the new rows.
             RuntimeError: If an earlier change has failed half way, or in a forked process.
 
-        A warning comes, once, if more episodes end than the store keeps last observations of.
+        A warning comes, once, if more episodes end than `max_ends`.
 
         Cost: O(B) on the host, O(B log N) on the device; the rows are not sent there.
         """
@@ -244,7 +243,7 @@ class HostStore(Generic[Item]):
     ) -> fbuf.Sample[Data]:
         """Draw a batch, as `fbuf.sample` does: the same draws for the same rows and key.
 
-        `batches` draws and takes batches ahead.
+        `batches` draws batches ahead.
 
         Args:
             key: As for `fbuf.sample`.
@@ -292,12 +291,12 @@ class HostStore(Generic[Item]):
         """
         with self.lock:
             require_noting("draw", self.contents.index.sampler)
-            # A signal that comes before the batch is there raises before its rows count as drawn.
+            # A signal before the batch exists raises before its rows count as drawn.
             with self.contents.still():
                 given = self._asked(key, batch_size, view, beta, None, count)
-                batch, noted = self._draw(given, view)
+                batch, recorded = self._draw(given, view)
             with self.contents.changing():
-                self.contents.index = noted(self.contents.index)
+                self.contents.index = recorded(self.contents.index)
             return batch
 
     def batches(
@@ -309,19 +308,19 @@ class HostStore(Generic[Item]):
         beta: Any = None,
         prefetch: int = 2,
     ) -> Batches:
-        """Batches without end, of which some are drawn and taken ahead.
+        """Yield batches without end, some of them drawn ahead by a thread.
 
         Batch `i` is `sample(jax.random.fold_in(key, i), batch_size)`. It is drawn when batch `i -
         prefetch` is handed out, and does not see later changes of the buffer. A thread draws it and
-        takes its rows. Its timing has no effect: a call that changes the buffer first waits until
-        the batches asked for before have their rows.
+        fetches its rows. Its timing has no effect: a call that changes the buffer first waits for
+        the rows of earlier batches.
 
         Args:
             key: A key of `jax.random`. Use a key once only.
             batch_size: As for `fbuf.sample`.
             view: As for `fbuf.sample`.
             beta: As for `fbuf.sample`.
-            prefetch: How many batches to have ready, at least 1.
+            prefetch: The number of batches to keep ready, at least 1.
 
         Returns:
             An iterator, which is a context manager, too: `close` ends its thread. With
@@ -375,7 +374,7 @@ class HostStore(Generic[Item]):
         """Read the oldest unread rows, which then count as read, as `fbuf.pop` does."""
         with self.lock:
             given = _given(mask=mask) | {"count": count, "keep": keep, "view": view}
-            # A signal that comes while they are read raises before they count as read.
+            # A signal during the read raises before the rows count as read.
             with self.contents.still():
                 given = call.checked(fbuf.pop, self.contents.index, given)
                 mask = given.pop("mask", None)
@@ -417,7 +416,7 @@ class HostStore(Generic[Item]):
         return int(self.contents.ask(fbuf.size))
 
     def can_sample(self, min_size: int = 1) -> bool:
-        """Whether there is enough to draw, as `fbuf.can_sample`."""
+        """Tell whether there is enough to draw, as `fbuf.can_sample`."""
         return bool(self.contents.ask(fbuf.can_sample, min_size))
 
     def space(self) -> jax.Array:
@@ -429,9 +428,9 @@ class HostStore(Generic[Item]):
         return self.contents.ask(fbuf.unread)
 
     def stats(self, *, detailed: bool = False) -> dict[str, Any]:
-        """Figures for a log, as `fbuf.stats`: `bytes` lie on the device, `host_bytes` do not.
+        """Return metrics for a log, as `fbuf.stats`, with `host_bytes` beside the device's `bytes`.
 
-        The latter are those of the rows: in memory, or in files of their own. The files of an
+        `host_bytes` are those of the rows in memory, or in working files. The files of an
         opened checkpoint are not counted.
         """
         return {
@@ -440,7 +439,7 @@ class HostStore(Generic[Item]):
         }
 
     def raise_on_fault(self, *, ignore: fbuf.Fault | None = None) -> None:
-        """Raise if something was wrong, as `fbuf.raise_on_fault`."""
+        """Raise if a fault bit is set, as `fbuf.raise_on_fault`."""
         self.contents.ask(fbuf.raise_on_fault, **({} if ignore is None else {"ignore": ignore}))
 
     # On disk.
@@ -453,7 +452,7 @@ class HostStore(Generic[Item]):
         keep: int = 2,
         background: bool = False,
     ) -> None:
-        """Save it, and what you give beside it, as `fbuf.save` does; later saves write what is new.
+        """Save the store and an extra tree, as `fbuf.save` does; later saves write new data only.
 
         `fbuf.load` reads the checkpoint into a buffer on the device, if it fits there, and `load`
         reads one of `fbuf.save` into a store.
@@ -462,8 +461,8 @@ class HostStore(Generic[Item]):
             path: As for `fbuf.save`.
             extra: As for `fbuf.save`.
             keep: As for `fbuf.save`.
-            background: As for `fbuf.save`: what is new is copied, and written in a thread. An
-                opened store keeps it in memory, too, until the next save.
+            background: As for `fbuf.save`: new data is copied, and written in a thread. An opened
+                store also keeps the data in memory until the next save.
 
         Raises:
             OSError: As `fbuf.save`.
@@ -487,29 +486,29 @@ class HostStore(Generic[Item]):
         """Read the newest checkpoint of a directory, as `fbuf.load` does.
 
         Args:
-            path: The directory that was given to `save`, or to `fbuf.save`.
+            path: The directory of `save` or of `fbuf.save`.
             item: As for `fbuf.load`.
             sampler: As for `fbuf.load`.
             extra: As for `fbuf.load`.
             with_extra: As for `fbuf.load`.
             fallback: As for `fbuf.load`.
             episodes: `"end"` ends the open episodes, as `end_episode` does: the next row of each
-                environment begins one. `"keep"` goes on within them, bit for bit: give it if you
-                restore your environments, too.
+                environment begins one. `"keep"` continues them, bit for bit: give it if you also
+                restore your environments.
             files: As for `HostStore`.
 
         Returns:
-            The store, and what was saved beside it.
+            The store, and the extra tree.
 
         Raises:
             CheckpointError: As `fbuf.load`.
-            ValueError: If `episodes` is something else.
+            ValueError: If `episodes` is another value.
         """
         saving.check_options("load", episodes, with_extra)
         made: list[HostStore[Any]] = []
 
         def make(**given: Any) -> fbuf.State[Any]:
-            made.clear()  # with `fallback` another one is asked for
+            made.clear()  # `fallback` asks for another one
             made.append(cls(**given, files=files))
             return made[0].contents.whole()
 
@@ -533,15 +532,15 @@ class HostStore(Generic[Item]):
     ) -> tuple[HostStore[Any], Any]:
         """Open the newest checkpoint of a directory, without reading its rows.
 
-        They are read from the files when they are drawn: a data set may be larger than memory, and
-        so may a buffer. New and changed rows lie in memory until you `save` to the directory, and
-        then in its files, too. So a run that was stopped goes on where it has saved.
+        Draws read them from the files, so a data set or a buffer may be larger than memory. New and
+        changed rows lie in memory until you `save` to the directory. So a stopped run continues
+        from its last save.
 
         Only the lengths of the files of rows are checked; `fbuf verify` reads every byte. Leave the
         saving to this store: another program that saves to the directory deletes files of it.
 
         Args:
-            path: The directory that was given to `save`, or to `fbuf.save`.
+            path: The directory of `save` or of `fbuf.save`.
             item: As for `fbuf.load`.
             sampler: As for `fbuf.load`.
             extra: As for `fbuf.load`.
@@ -549,14 +548,14 @@ class HostStore(Generic[Item]):
             episodes: As for `HostStore.load`; the files stay as they are.
 
         Returns:
-            The store, and what was saved beside it.
+            The store, and the extra tree.
 
         Raises:
             CheckpointError: As `fbuf.load`; and if a file has another length than it must have.
-            ValueError: If `episodes` is something else.
+            ValueError: If `episodes` is another value.
 
-        Cost: it reads the flags and the sampler's index. In host memory: 4 bytes a row, the next
-        observations that `next_of` keeps, and what has changed since the last save.
+        Cost: it reads the flags and the sampler's index. In host memory it takes 4 bytes a row, the
+            kept next observations, and the rows changed since the last save.
         """
         saving.check_options("open", episodes, with_extra, sampler, item)
         extra = extra if with_extra else extras.LEFT_OUT
@@ -570,21 +569,21 @@ class HostStore(Generic[Item]):
     def _asked(
         self, key: Any, batch_size: int, view: View, beta: Any, step: Any, count: Any
     ) -> dict[str, Any]:
-        """Return the given arguments of a draw, checked."""
+        """Return the checked arguments of a draw."""
         given = _given(key=key, batch_size=batch_size, view=view, beta=beta, step=step, count=count)
         given = call.checked(fbuf.sample, self.contents.index, given)
         require_step("sample", self.contents.index.sampler, step)
         return given
 
     def _draw(self, given: dict[str, Any], view: View) -> tuple[Any, Callable[[Any], Any]]:
-        """Return a batch of checked arguments, and a function that notes it in the index."""
+        """Return a batch for checked arguments, and a function that records it in an index."""
         index = self.contents.index
         of_batch = programs.of_batches(index, view, given["batch_size"])
         asked = (given.get(name) for name in ("key", "beta", "step", "count"))
         drawn, found = of_batch.draw(index, *asked)
-        wait.wait(drawn[0])  # of a program all results are ready at once
+        wait.wait(drawn[0])  # all results of a program are ready at once
         batch = of_batch.build(drawn, self.contents.taking(lambda: found)())
-        return batch, lambda index: of_batch.noted(index, drawn)
+        return batch, lambda index: of_batch.recorded(index, drawn)
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -604,11 +603,11 @@ class HostStore(Generic[Item]):
                 ahead.close()
 
     def __enter__(self) -> HostStore[Item]:
-        """Itself."""
+        """Return the store."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close it."""
+        """Close the store."""
         self.close()
 
 
@@ -617,7 +616,7 @@ owner_of.register(HostStore, HostOwner)
 
 
 def _refuse_noting(sampler: Sampler) -> None:
-    """Refuse a sampler that remembers what was drawn, where nothing notes a batch."""
+    """Refuse a sampler that remembers draws, in a method that records no batch."""
     if sampler.notes_draws:
         raise ValueError(
             f"HostStore: {type(sampler).__name__} remembers what was drawn; draw with "
@@ -626,5 +625,5 @@ def _refuse_noting(sampler: Sampler) -> None:
 
 
 def _given(**options: Any) -> dict[str, Any]:
-    """Return the options that are not None."""
+    """Return the options without the values that are None."""
     return {name: value for name, value in options.items() if value is not None}

@@ -1,4 +1,4 @@
-"""Files in the address space, and how they are read."""
+"""Memory maps of files, and advice to Linux on how to read them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 
 def of_arrays(arrays: Sequence[np.ndarray[Any, Any]]) -> list[mmap.mmap]:
-    """The maps that arrays lie in; none for those in memory."""
+    """Return the maps of arrays; arrays in memory have no map."""
     found: list[mmap.mmap] = []
     for array in arrays:
         below: Any = array
@@ -23,14 +23,14 @@ def of_arrays(arrays: Sequence[np.ndarray[Any, Any]]) -> list[mmap.mmap]:
 
 
 def at_random(maps: Sequence[mmap.mmap]) -> None:
-    """Have single pages read: of a file that is read in order, Linux reads megabytes ahead."""
+    """Advise reads of single pages; by default Linux reads megabytes ahead."""
     if hasattr(mmap, "MADV_RANDOM"):
         for mapped in maps:
             mapped.madvise(mmap.MADV_RANDOM)
 
 
 def forget(maps: Sequence[mmap.mmap]) -> None:
-    """Give back the memory of the pages that were read; the files may still be read."""
+    """Release the memory of read pages; the files stay readable."""
     if hasattr(mmap, "MADV_DONTNEED"):
         for mapped in maps:
             mapped.madvise(mmap.MADV_DONTNEED)
@@ -38,7 +38,7 @@ def forget(maps: Sequence[mmap.mmap]) -> None:
 
 @contextlib.contextmanager
 def in_order(maps: Sequence[mmap.mmap]) -> Generator[None]:
-    """Have them read ahead for once."""
+    """Advise Linux to read these pages ahead."""
     if hasattr(mmap, "MADV_NORMAL"):
         for mapped in maps:
             mapped.madvise(mmap.MADV_NORMAL)

@@ -1,4 +1,4 @@
-"""Whether new rows begin where the rows before them led to, for rows on the host."""
+"""Check that new rows continue the rows before them, for rows on the host."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ Leaves = list[np.ndarray[Any, Any]]
 
 
 def differs(
-    notes: Sequence[PendingWrite | Comparison],
+    pending: Sequence[PendingWrite | Comparison],
     kept: Rows,
     lanes: int,
     observation: Leaves,
     following: Leaves,
 ) -> bool:
-    """Tell whether a new row begins elsewhere than the row before it led to.
+    """Tell whether a new row does not continue the row before it.
 
     Args:
-        notes: The notes of an add about next observations.
-        kept: The next observations as they were before the add: first those of the newest rows.
-        lanes: How many newest rows there are.
+        pending: The pending writes and comparisons of an add.
+        kept: The kept next observations before the add: first those of the newest rows.
+        lanes: The number of newest rows.
         observation: The field in the new rows, leaves `[B, ...]`.
         following: Their next observations, leaves `[B, ...]`.
     """
-    for note in notes:
-        if not isinstance(note, Comparison):
+    for change in pending:
+        if not isinstance(change, Comparison):
             continue
-        place = np.asarray(note.place)
+        place = np.asarray(change.place)
         rows = np.flatnonzero(place >= 0)
         place = place[rows]
         of_kept = place < lanes

@@ -1,4 +1,4 @@
-"""The files of rows of a checkpoint, read where they lie."""
+"""The files of rows of a checkpoint, read without loading them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Arrays = list[np.ndarray[Any, Any]]
 class Files:
     """The files of rows of a checkpoint.
 
-    They have the rows in the order in which they were added, and one more has those that
-    `fbuf.write` has changed.
+    They have the rows in the order of adds. One more file has the rows that `fbuf.write` has
+    changed.
 
     Attributes:
-        maps: The files as they are mapped.
+        maps: The maps of the files.
     """
 
     def __init__(
@@ -41,12 +41,12 @@ class Files:
         self._fields = fields
         segments = found.segments["rows"]
         heads = len(found.totals["rows"])
-        # By file and head: the place of its first row, and the one behind the last.
+        # By file and head: the place of the first row, and the end.
         self._first = np.array([of.first for of in segments], np.int64).reshape(-1, heads)
         self._last = np.array([of.last for of in segments], np.int64).reshape(-1, heads)
         counts = self._last - self._first
         self._begin = np.cumsum(counts, axis=1) - counts
-        """The row of the file that a head begins with."""
+        """The first row of each head in the file."""
         self._totals = np.array(found.totals["rows"], np.int64)
         self._room = capacity // self._totals.size
         own = [npy.row_bytes(field.shape, field.dtype) for field in fields]
@@ -71,11 +71,11 @@ class Files:
             changed = np.asarray(numbers).reshape(-1).view(np.int64)
             self._order = np.argsort(changed)
             self._changed, self._new = changed[self._order], [np.asarray(view) for view in new]
-        # As plain arrays: a subclass would cost time in every call.
+        # Plain arrays: a subclass would cost time in every call.
         self._views = [[np.asarray(view) for view in of] for of in views]
 
     def read(self, slots: np.ndarray[Any, Any], numbers: Sequence[int]) -> Arrays:
-        """Whole rows of some arrays, by number, as they lie in an array of a buffer."""
+        """Return whole rows of some arrays, by number, in the format of a buffer's arrays."""
         found = []
         for number, rows in zip(numbers, self._bytes(slots.astype(np.int64), numbers), strict=True):
             field = self._fields[number]
@@ -84,26 +84,26 @@ class Files:
         return found
 
     def _bytes(self, slots: np.ndarray[Any, Any], numbers: Sequence[int]) -> Arrays:
-        """Rows of some arrays, as bytes."""
-        found = [np.zeros((slots.size, self._widths[at]), np.uint8) for at in numbers]
+        """Return rows of some arrays, as bytes."""
+        rows = [np.zeros((slots.size, self._widths[at]), np.uint8) for at in numbers]
         if not self._views:
-            return found
+            return rows
         head, offset = slots % self._totals.size, slots // self._totals.size
-        # The last place of the head that is this slot.
+        # The newest place of the head in this slot.
         total = self._totals[head]
         place = total - 1 - (total - 1 - offset) % self._room
         first = self._first[:, head]
         within = (first <= place) & (place < self._last[:, head])
-        # The newest that has it; none has a slot that was never written.
+        # The newest file with the slot; a slot that was never written is in no file.
         file = np.where(within.any(axis=0), len(within) - 1 - within[::-1].argmax(axis=0), -1)
         row = self._begin[file, head] + place - self._first[file, head]
         for number in np.unique(file[file >= 0]):
             here = np.flatnonzero(file == number)
-            for array, at in zip(found, numbers, strict=True):
+            for array, at in zip(rows, numbers, strict=True):
                 array[here] = self._views[number][at][row[here]]
         if self._changed.size:
             at = np.minimum(np.searchsorted(self._changed, slots), self._changed.size - 1)
             here = np.flatnonzero(self._changed[at] == slots)
-            for array, which in zip(found, numbers, strict=True):
+            for array, which in zip(rows, numbers, strict=True):
                 array[here] = self._new[which][self._order[at[here]]]
-        return found
+        return rows

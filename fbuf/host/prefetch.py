@@ -1,4 +1,4 @@
-"""Batches of a store, drawn and taken ahead by a thread."""
+"""Batches of a store, drawn and fetched ahead by a thread."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _LEARNER_FIRST = 2e-4
 class Batches:
     """An iterator over batches; made by `HostStore.batches`.
 
-    The batches depend on the calls alone, and not on the timing of the thread. An exception in
-    the thread is raised by `next`, with the place it came from. Several threads may call `next`:
-    each batch is handed out once. If an exception breaks `next` off in the main thread, the next
-    call there returns the batch.
+    The batches depend on the calls alone, and not on the timing of the thread. `next` raises an
+    exception of the thread, with its traceback. Several threads may call `next`: each batch is
+    handed out once. If an exception breaks `next` off in the main thread, the next call there
+    returns the batch.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp
@@ -81,7 +81,7 @@ class Batches:
             raise
 
     def close(self) -> None:
-        """Draw no more, and end the thread. Batches that were not handed out are gone."""
+        """Stop drawing, and end the thread. Batches that were not returned are lost."""
         with self._lock:
             self._closed = True
             self._stream.drop()
@@ -97,7 +97,7 @@ class Batches:
 
 
 class _NumberedDrawer(BatchDrawer):
-    """Draw the batches of turns that are numbers; see `BatchDrawer`."""
+    """Draw batches, whose turns are numbers; see `BatchDrawer`."""
 
     def __init__(self, draw: NumberedDraw) -> None:
         self._numbered = draw
@@ -113,9 +113,9 @@ class _NumberedDrawer(BatchDrawer):
         make = self._numbered(turn)
 
         def made() -> Callable[[], Any]:
-            # The learner begins to use the last batch now, and one thread at a time runs Python.
+            # The learner now begins to use the last batch, and Python runs one thread at a time.
             time.sleep(_LEARNER_FIRST)
-            # The batch is ready when it is asked for.
+            # The batch is ready when the learner asks for it.
             batch = jax.block_until_ready(make())
             return lambda: batch
 
@@ -135,14 +135,14 @@ def numbered(contents: Contents, key: Any, batch_size: int, view: View, beta: An
         of_batch = programs.of_batches(index, view, batch_size)
 
         def request() -> Any:
-            with jax.enable_x64(x64):  # a setting that may hold in one thread alone
+            with jax.enable_x64(x64):  # a setting that may differ between threads
                 plan[:] = of_batch.draw_number(index, key, beta, np.int32(number))
             return plan[1]
 
-        taking = contents.taking(request)
+        fetch = contents.taking(request)
 
         def make() -> Any:
-            taken = taking()
+            taken = fetch()
             with jax.enable_x64(x64):
                 return of_batch.build(plan[0], taken)
 

@@ -1,4 +1,4 @@
-"""The part of a call that runs on the device: the index, and the views of rows."""
+"""The programs on the device: they compute the index, and the views of rows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from fbuf.views.requests import Ahead, NextObservations, Wanted, WantedRows
 
 
 def init(item: Any, spec: BufferSpec) -> Any:
-    """Return an empty buffer whose rows lie elsewhere."""
+    """Return an empty buffer without storage for its rows."""
     leaves, tree = jax.tree.flatten(parse.item_specs("init", item))
     return _init(tuple((leaf.shape, leaf.dtype) for leaf in leaves), tree, spec)
 
@@ -54,11 +54,11 @@ def add(
     following: Any,
     time_major: bool,
 ) -> tuple[Any, Any, Any]:
-    """Add rows of which only shapes and dtypes are known here, but for leaves to be looked at."""
+    """Add rows by their shapes and dtypes alone, except the leaves of the sampler's fields."""
     if following is not None:
         given = {**given, "next_observation": _zeros(following)}
     state = fbuf.add(state, _zeros(rows, looked_at), time_major=time_major, **given)
-    return deferred.taken(state)
+    return deferred.drained(state)
 
 
 def _zeros(specs: Any, known: Mapping[int, Any] = MappingProxyType({})) -> Any:
@@ -68,13 +68,13 @@ def _zeros(specs: Any, known: Mapping[int, Any] = MappingProxyType({})) -> Any:
 
 
 class BatchPrograms:
-    """The programs of batches of one kind: they draw, and they make a batch of taken rows.
+    """The programs of one kind of batches: to draw, and to build a batch from fetched rows.
 
     They take and return arrays; see `fbuf.dispatch.flat_state`.
     """
 
     def __init__(self, form: Form, view: Any, batch_size: int) -> None:
-        """Nothing is compiled yet.
+        """Prepare the programs, without compiling them.
 
         Args:
             form: The structure of the index.
@@ -101,7 +101,7 @@ class BatchPrograms:
             leaves, self._batch[_x64()] = jax.tree.flatten(batch)
             return tuple(leaves)
 
-        # By whether JAX has 64 bits: the structure of what a program returns, noted at its trace.
+        # The structure of a program's result, recorded at its trace, by whether JAX has 64 bits.
         self._drawn: dict[bool, Any] = {}
         self._batch: dict[bool, Any] = {}
         self._draw, self._draw_number = jax.jit(draw), jax.jit(draw_number)
@@ -110,22 +110,22 @@ class BatchPrograms:
     def draw(
         self, index: Any, key: Any, beta: Any, step: Any, count: Any
     ) -> tuple[tuple[jax.Array, ...], Requested]:
-        """Return the draws of a batch, and which rows they want."""
+        """Return the draws of a batch, and their requests for rows."""
         return self._with_request(self._draw(held(index)[0], key, beta, step, count))
 
     def draw_number(
         self, index: Any, key: Any, beta: Any, number: Any
     ) -> tuple[tuple[jax.Array, ...], Requested]:
-        """Return the same of a batch that is one of many."""
+        """Return the draws and requests of a batch that is one of several."""
         return self._with_request(self._draw_number(held(index)[0], key, beta, number))
 
-    def noted(self, index: Any, drawn: tuple[jax.Array, ...]) -> Any:
-        """Return the index, which is consumed, once a batch was drawn."""
+    def recorded(self, index: Any, drawn: tuple[jax.Array, ...]) -> Any:
+        """Record a batch in the index, which is consumed, and return the new index."""
         plan, _ = self._drawn[_x64()].unflatten(drawn)
-        return _noted(index, plan)
+        return _recorded(index, plan)
 
     def build(self, drawn: tuple[jax.Array, ...], taken: Any) -> Any:
-        """Return the batch, of rows that were taken."""
+        """Return the batch, built from fetched rows."""
         leaves = self._build(drawn, taken)
         return self._batch[_x64()].unflatten(leaves)
 
@@ -137,7 +137,7 @@ class BatchPrograms:
 
 
 @functools.partial(jax.jit, donate_argnums=0)
-def _noted(state: Any, draw: Any) -> Any:
+def _recorded(state: Any, draw: Any) -> Any:
     index = state.sampler.note(state.index, state.ring, draw)
     return dataclasses.replace(state, index=index)
 
@@ -157,26 +157,26 @@ _programs = functools.lru_cache(maxsize=256)(BatchPrograms)
 
 
 def layouts_of(index: Any) -> tuple[Layout, Layout | None]:
-    """Return the leaves of the rows of an index, and those of its next observations."""
+    """Return the leaves of the rows of an index, and of its next observations."""
     kept = index.next_obs
     return index.storage.layout, None if kept is None else kept.rows.layout
 
 
 def batch_of(draw: Any, requested: Requested, taken: Any, *, view: Any, layouts: Any) -> Any:
-    """The batch, of rows that were taken."""
+    """Return the batch, built from fetched rows."""
     return weighted(_made(requested, taken, view, layouts), draw)
 
 
 @functools.partial(jax.jit, static_argnames="view")
 def look(state: Any, ids: fbuf.Ids, key: Any, *, view: Any) -> Requested:
-    """Which rows are wanted for those that ids name."""
+    """Return the requests for the rows of ids."""
     slots, live, _ = find_ids("read", state, ids, view)
     return request_rows(state, slots, live, view, key)[0]
 
 
 @functools.partial(jax.jit, static_argnames=("view", "layouts", "shape"))
 def looked_at(requested: Requested, taken: Any, *, view: Any, layouts: Any, shape: Any) -> Any:
-    """The batch, of rows that were taken."""
+    """Return the batch, built from fetched rows."""
     return reshaped(_made(requested, taken, view, layouts, zeros=True), shape)
 
 
@@ -194,7 +194,7 @@ def next_ids(state: Any, mask: Any, *, count: int, keep: int, view: Any) -> fbuf
 
 @functools.partial(jax.jit, static_argnames=("count", "keep", "view"), donate_argnums=0)
 def pop(state: Any, mask: Any, *, count: int, keep: int, view: Any) -> Any:
-    """The buffer with these rows read."""
+    """Return the buffer with these rows marked as read."""
     return popped(state, count, keep, mask, view)[0]
 
 
@@ -211,7 +211,7 @@ def in_order(state: Any) -> fbuf.Ids:
 
 
 class _Taken:
-    """Rows that were taken before, in the order in which they are asked for."""
+    """Fetched rows, in the order of the requests."""
 
     def __init__(self, taken: Sequence[Any], rows: Layout, kept: Layout | None) -> None:
         self._taken = iter(taken)
@@ -239,15 +239,15 @@ class _Taken:
         return lambda first: lax.dynamic_slice_in_dim(steps, first, CHUNK, axis=1)
 
     def record(self, read: jax.Array) -> None:
-        """Nothing is written where these rows lie."""
+        """Record nothing: no write can touch fetched rows."""
 
 
 def take(
     requested: Requested, ring: Any, rows: HostRows | SavedRows, kept: HostRows | None
 ) -> list[Any]:
-    """Take what a view wants, in the order in which `_Taken` gives it out."""
+    """Fetch the rows of a request, in the order in which `_Taken` returns them."""
     taken: list[Any] = []
-    for name in sorted(requested.request.rows):  # the order of a dict in JAX
+    for name in sorted(requested.request.rows):  # JAX's order of a dict
         taken += _taken(requested.request.rows[name], ring, rows, kept)
     return taken
 

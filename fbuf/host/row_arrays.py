@@ -1,7 +1,7 @@
-"""Rows in NumPy arrays: host memory, or files that are mapped into it.
+"""Rows in NumPy arrays: in host memory, or in mapped files.
 
-They have the layout of `fbuf.storage.store.Storage`, so that both have the same checkpoints. The
-narrow fields of a row lie side by side as words; a wide field has an array of its own.
+Their layout is that of `fbuf.storage.store.Storage`, so that both have the same checkpoints. The
+narrow fields of a row lie side by side as words; each wide field has its own array.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from fbuf.storage.layout import Layout
 from fbuf.storage.store import Storage
 
 Leaves = list[np.ndarray[Any, Any]]
-"""Leaves of some rows, `[B, ...]` each, in the order of the item's."""
+"""Leaves of rows, `[B, ...]` each, in the order of the item's leaves."""
 
 LeavesByNumber = dict[int, np.ndarray[Any, Any]]
-"""Some leaves of some rows, `[B, ...]` each, by the number of the leaf."""
+"""Some leaves of rows, `[B, ...]` each, by number."""
 
 
 def writes(
-    notes: Sequence[PendingWrite], rows: Leaves, capacity: int
+    pending: Sequence[PendingWrite], rows: Leaves, capacity: int
 ) -> Iterator[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None, LeavesByNumber]]:
-    """Yield the slots of each write, and the slots of the rows to copy, or else the leaves.
+    """Yield the slots of each write, with either the slots of the rows to copy or the leaves.
 
     Args:
-        notes: The writes to carry out.
-        rows: The whole rows that the caller has.
+        pending: The pending writes.
+        rows: The new rows of the caller, for writes of whole rows.
         capacity: The number of slots; a slot of `capacity` is left out.
     """
-    for note in notes:
-        slots = np.asarray(note.slots)
+    for write in pending:
+        slots = np.asarray(write.slots)
         there = np.flatnonzero(slots < capacity)
-        if note.source is not None:
-            yield slots[there], np.asarray(note.source)[there], {}
+        if write.source is not None:
+            yield slots[there], np.asarray(write.source)[there], {}
         else:
-            leaves = dict(enumerate(rows)) if note.values is None else note.values
+            leaves = dict(enumerate(rows)) if write.values is None else write.values
             yield slots[there], None, {n: np.asarray(x)[there] for n, x in leaves.items()}
 
 
@@ -57,18 +57,18 @@ class Rows:
     """The rows of a buffer, on the host.
 
     Attributes:
-        storage: The arrays, as the storage of a buffer has them.
-        arrays: The same in a list: the words, and the wide fields.
-        maps: The files that they lie in.
+        storage: The arrays, in the layout of a buffer's storage.
+        arrays: The arrays in a list: the words, and the wide fields.
+        maps: The maps of files under the arrays.
     """
 
     def __init__(self, layout: Layout, capacity: int, folder: pathlib.Path | None = None) -> None:
-        """Zeros, in memory, or in files of a directory.
+        """Make arrays of zeros, in memory or in files of a directory.
 
         Args:
             layout: The leaves.
-            capacity: How many rows.
-            folder: Where the files lie; None is memory.
+            capacity: The number of rows.
+            folder: The directory of the files; None is memory.
         """
         like = jax.eval_shape(lambda: store.empty(layout.item, capacity))
         self.maps: list[mmap.mmap] = []
@@ -95,7 +95,7 @@ class Rows:
         return self._words.shape[0]
 
     def reserve(self, count: int) -> None:
-        """Have room to write so many rows; there always is."""
+        """Make room for writes of rows; these arrays always have room."""
 
     def take(self, slots: np.ndarray[Any, Any], leaves: Sequence[int]) -> Leaves:
         """Return the input of `fbuf.storage.store.unpacked`: words, and rows of wide arrays."""
@@ -123,9 +123,9 @@ class Rows:
         data = np.ascontiguousarray(row[:, self._bytes[at] : self._bytes[at] + size])
         return data.view(field.dtype).reshape(slots.size, *field.shape)
 
-    def apply(self, notes: Sequence[PendingWrite], rows: Leaves) -> None:
+    def apply(self, pending: Sequence[PendingWrite], rows: Leaves) -> None:
         """Apply pending writes; `rows` are the new rows of this call."""
-        for slots, source, leaves in writes(notes, rows, self.capacity):
+        for slots, source, leaves in writes(pending, rows, self.capacity):
             if source is None:
                 self.write(slots, leaves)
             else:
@@ -133,7 +133,7 @@ class Rows:
                     array[slots] = array[source]
 
     def write(self, slots: np.ndarray[Any, Any], leaves: LeavesByNumber) -> None:
-        """Write leaves by number; the others stay as they are."""
+        """Write some leaves by number; all other leaves stay."""
         if not slots.size:
             return
         layout = self.storage.layout
@@ -154,16 +154,16 @@ class Rows:
                 self._wide[layout.position(number)][slots] = wide_rows.stored(field, leaf)
 
     def _mapped(self, spec: Any, folder: pathlib.Path) -> np.ndarray[Any, Any]:
-        """An array of zeros in a file that nobody else can open."""
+        """Return an array of zeros in a file that no other process can open."""
         dtype, length = np.dtype(spec.dtype), sizes.nbytes(spec)
         if not length:
             return np.zeros(spec.shape, dtype)
         folder.mkdir(parents=True, exist_ok=True)
-        # Or it would take all that is free before it fails.
+        # Otherwise it would fill the disk before it fails.
         free_space.require("HostStore", folder, length)
-        # It has no name, so that it is gone when the process is, however that ends.
+        # Without a name, the file disappears with the process, however that ends.
         with tempfile.TemporaryFile(dir=folder) as file:
-            # A disk that is full when a map is written to would end the process without a word.
+            # A write to a map on a full disk would kill the process silently.
             os.posix_fallocate(file.fileno(), 0, length)
             try:
                 mapped = mmap.mmap(file.fileno(), length)

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 import fbuf
-from fbuf.checkpoint import config, lineage, manifest, other_run, paths, reader, seen, shapes
+from fbuf.checkpoint import config, deletable, lineage, manifest, other_run, paths, reader, shapes
 from fbuf.checkpoint import extra as extras
 from fbuf.checkpoint.errors import CheckpointError
 from fbuf.checks import values as check
@@ -26,7 +26,7 @@ from fbuf.storage import deferred, tags
 
 
 def save(contents: Contents, path: str | os.PathLike[str], **options: Any) -> None:
-    """Save a store as `fbuf.save` does; an opened one then reads its new rows from the files."""
+    """Save a store as `fbuf.save` does; an opened store then reads new rows from the files."""
     with contents.changing():
         rows, folder = contents.rows, paths.local("HostStore.save", path)
         if not (isinstance(rows, SavedRows) and rows.folder == folder):
@@ -48,14 +48,14 @@ def _write(contents: Contents, path: str | os.PathLike[str], options: dict[str, 
 
 
 def _follow(contents: Contents, rows: SavedRows) -> None:
-    """Read rows that were being saved from their files, once these are written."""
+    """Read saved rows from their files, once these are written."""
     numbers, before = manifest.numbers(rows.folder), rows.saved_before
     if before is None or not numbers or numbers[-1] <= before:
         return
     with contextlib.suppress(CheckpointError):  # damaged: the rows stay in memory
         written = manifest.read(rows.folder, numbers[-1])
         if written.save_id in lineage.ancestors(lineage.of_state(contents.index)):
-            rows.saved(written)  # else another store has saved there
+            rows.saved(written)  # another store may have saved there
 
 
 def check_options(
@@ -72,7 +72,7 @@ def check_options(
 
 
 def opened(path: Any, item: Any, sampler: Any, extra: Any) -> tuple[Contents, Any]:
-    """Return the contents of the newest checkpoint, whose rows stay in the files; and the extra."""
+    """Return the newest checkpoint's contents, with rows in its files, and the extra tree."""
     folder = paths.local("HostStore.open", path)
     fbuf.wait(folder)
     heads = manifest.heads(folder)
@@ -91,6 +91,6 @@ def opened(path: Any, item: Any, sampler: Any, extra: Any) -> tuple[Contents, An
         whole, arrays = reader.fill(folder, found, whole, rows=False)
         beside = extras.joined(found.extra, arrays, extra)
     contents.index = deferred.without_rows(whole)
-    seen.note(folder, heads.values())
+    deletable.note(folder, heads.values())
     other_run.note(folder, tags.of(whole.ring.cursor), saved=False)
     return contents, beside

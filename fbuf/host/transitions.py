@@ -1,7 +1,7 @@
-"""Transitions of a buffer in the memory of the host, taken with NumPy.
+"""Transitions of a buffer in host memory, read with NumPy.
 
 A call of a compiled program from Python takes longer than NumPy for a few rows. The difference is
-largest where other code, such as a gradient step of PyTorch, fills the caches in between.
+largest if other code, such as a gradient step of PyTorch, fills the caches meanwhile.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from fbuf.storage.store import Storage
 
 
 class Taken(NamedTuple):
-    """Some rows, in arrays that are nobody else's.
+    """Some rows, in arrays of their own memory.
 
     Attributes:
         leaves: The leaves of the rows, `[B, ...]` each.
         following: The leaves of their next observations.
         terminated: float32 `[B]`; 1 for rows that terminated, else 0.
-        unknown: The rows whose next observation is not known, by their number in the batch. In
-            its place is their own observation.
-        ahead: Those that come after the newest row of the buffer. Nothing is known of them.
+        unknown: The rows without a known next observation, by their number in the batch. Their own
+            observation is the placeholder.
+        ahead: The rows after the newest row of the buffer, with undefined contents.
     """
 
     leaves: list[Array]
@@ -37,14 +37,14 @@ class Taken(NamedTuple):
 
 
 _TERMINATED = (np.arange(256) & TERMINATED).astype(np.float32)
-"""By the flags of a row, whether it terminated."""
+"""The float32 `terminated` for each value of the flags."""
 
 
 class Transitions:
-    """The rows of a buffer with `next_of`, as NumPy sees them.
+    """The rows of a buffer with `next_of`, as NumPy views.
 
-    Removed rows are taken like others. Nothing is copied. While this object is there, a change of
-    the buffer takes a copy of the whole.
+    Removed rows are included. Nothing is copied. While this object exists, a change of the buffer
+    copies the whole buffer.
 
     Attributes:
         item: The item, a tree of the numbers of its leaves in `Taken.leaves`.
@@ -52,7 +52,7 @@ class Transitions:
     """
 
     def __init__(self, state: State[Any]) -> None:
-        """Look at a buffer with one head on the CPU, once all that is under way is done."""
+        """View a buffer with one head on the CPU, once all pending computations are done."""
         ring, kept = state.ring, state.next_obs
         assert kept is not None
         assert ring.heads == 1
@@ -72,16 +72,15 @@ class Transitions:
 
         Args:
             ages: int64 `[B]`; 0 is the row that comes `ahead` rows after the newest one.
-            ahead: A number of rows that the buffer has not.
+            ahead: The number of rows that the buffer does not have yet.
         """
-        # Slots around the end are wrapped where they are used: an operation of NumPy takes a
-        # microsecond or two.
+        # The readers wrap slots around the end: each operation of NumPy takes a microsecond or two.
         slots = (self._newest + ahead) - ages
         leaves = self._rows.take(slots, self._rows.form.all)
         return self._with_following(leaves, slots, ages, ahead)
 
     def leaf(self, ages: Integers, number: int) -> Array:
-        """Take one leaf of rows by their age, by its number in `item`. The others are not read."""
+        """Take one leaf of rows by their age; `number` is that in `item`. No other leaf is read."""
         return self._rows.leaf(self._newest - ages, number)
 
     def following(self, ages: Integers) -> list[Array]:
@@ -95,7 +94,7 @@ class Transitions:
     def _with_following(
         self, leaves: list[Array], slots: Integers, ages: Integers, ahead: int
     ) -> Taken:
-        """Take the next observations of rows, whose other leaves are these."""
+        """Add the next observations to the leaves of rows."""
         following = self._rows.take(slots + self._lanes, self._wanted)
         flags = self._flags.take(slots, mode="wrap")
         (aside,) = (flags & ENDS).nonzero()
@@ -103,7 +102,7 @@ class Transitions:
             slot = slots[aside] % self._capacity
             place = self._kept_at[slot]
             self._put_kept(following, aside, place)
-            # No row that ended an episode owns place 0, where -1 ends up.
+            # Index -1 becomes place 0, which no ended row owns.
             aside = aside[self._owner.take(place, mode="clip") != slot]
         if aside.size:
             own = self._rows.take(slots[aside], self._wanted)
@@ -120,7 +119,7 @@ class Transitions:
         return Taken(leaves, following, _TERMINATED.take(flags), aside, near)
 
     def _put_kept(self, following: list[Array], rows: Integers, place: Integers) -> None:
-        """Put the next observations that are kept aside into a batch."""
+        """Put the kept next observations into a batch."""
         for leaf, kept in zip(following, self._kept.take(place, self._kept.form.all), strict=True):
             leaf[rows] = kept
 

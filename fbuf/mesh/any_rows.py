@@ -1,4 +1,4 @@
-"""Any row of a buffer over a mesh: all rows of all shards equally likely, whatever is drawn."""
+"""Random rows of a buffer over a mesh: all rows of all shards are equally likely."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from fbuf.xla.varying import varying
 def read_any(
     state: ShardedState[Any], key: jax.Array, shape: tuple[int, ...], leaves: Sequence[int]
 ) -> list[jax.Array]:
-    """Read some leaves of rows of all shards, all equally likely.
+    """Read leaves of random rows of all shards, all equally likely.
 
     The rows are the same on all devices. Each shard reads a row for each place, and one collective
-    brings those together that were meant.
+    selects those of the chosen shards.
 
     Args:
         state: The blocks of this device.
@@ -51,13 +51,13 @@ def read_any(
         return jnp.where((shard == number)[:, None], found, 0)
 
     each = per_device.in_shards(one, state, per_device.shard_numbers(state))
-    # All shards but one give zeros for a place.
+    # For each place, all shards but one contribute zeros.
     made = varying(summed(each.sum(axis=0, dtype=jnp.uint32), (state.axis,)), each)
     return [leaf.reshape(*shape, *leaf.shape[1:]) for leaf in words.unpacked(made, specs)]
 
 
 def _live(state: ShardedState[Any]) -> jax.Array:
-    """Count the rows that are left in each shard: int32 `[S]`, the same on all devices."""
+    """Count the live rows of each shard: int32 `[S]`, the same on all devices."""
     mine = per_device.in_shards(lambda shard: shard.ring.live(), state)
     blank = varying(jnp.zeros(state.num_shards, jnp.int32), mine)
     at = per_device.device_number(state) * state.shards_of_device

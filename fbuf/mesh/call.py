@@ -1,4 +1,4 @@
-"""Dispatch of calls of operations over a mesh, with checks of where arrays lie."""
+"""Calls of operations over a mesh, with checks of the devices of arrays."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def _refuse(function: str, state: Any) -> NoReturn:
 
 
 def not_over_mesh(function: str, argument: str, value: Any) -> Any:
-    """Refuse any value but the default of an argument that a form over a mesh does not take."""
+    """Refuse a value of an argument that has no meaning over a mesh."""
     if value is None or value is False:
         return value
     raise ValueError(f"fbuf.{function}: over a mesh there is no {argument}; leave it out")
 
 
 def _on_the_mesh(function: str, state: ShardedState[Any], given: dict[str, Any]) -> None:
-    """Refuse arrays that lie on other devices than those of the mesh, or in one process alone."""
+    """Refuse arrays on devices outside the mesh, or in one process alone."""
     devices = _devices(state.mesh)
     fault: Any = state.fault
     if not isinstance(fault, jax.Array) or fault.sharding.device_set != set(devices):
@@ -74,19 +74,19 @@ def _on_the_mesh(function: str, state: ShardedState[Any], given: dict[str, Any])
 
 
 def _is_elsewhere(leaf: Any, devices: tuple[Any, ...]) -> bool:
-    """Tell whether an array was put on other devices, or on these in another order."""
+    """Tell whether an array lies on other devices, or on these in another order."""
     return isinstance(leaf, jax.Array) and leaf.committed and _placed(leaf) != devices
 
 
 def _is_of_one_process(leaf: Any) -> bool:
-    """Tell whether other processes have another part of an array, or an array of their own."""
+    """Tell whether other processes have another part of an array, or a separate array."""
     if isinstance(leaf, jax.Array):
         return leaf.ndim > 0 and leaf.is_fully_addressable
     return isinstance(leaf, np.ndarray) and leaf.ndim > 0
 
 
 def _is_same_for_all(function: str, argument: str, state: ShardedState[Any]) -> bool:
-    """Tell whether all processes give an argument whole: no part of it belongs to one device."""
+    """Tell whether all processes pass a whole argument, which is not divided among devices."""
     of_steps = state.num_envs is not None and state.blocks.ring.lockstep
     return argument == "key" or (argument == "mask" and function == "add" and of_steps)
 
@@ -106,13 +106,13 @@ def _placed(array: jax.Array) -> tuple[Any, ...]:
 
 
 def _some(devices: tuple[Any, ...]) -> str:
-    """Return the number of devices and the first of them, in words."""
+    """Return the number of devices and the first ones, as text."""
     first = ", ".join(map(str, devices[:3])) + (", ..." if len(devices) > 3 else "")
     return f"{len(devices)} device{'s' if len(devices) > 1 else ''} ({first})"
 
 
 def _waited_for(state: ShardedState[Any], result: Any) -> None:
-    """Wait for a call over CPUs of several processes: JAX hangs if many are under way there."""
+    """Wait for a call over CPUs of several processes, where JAX hangs with many calls in flight."""
     if _is_of_cpu_processes(state.mesh):
         jax.block_until_ready(result)
 
@@ -124,7 +124,7 @@ def _is_of_cpu_processes(mesh: Mesh) -> bool:
 
 
 def _intact(function: str, state: ShardedState[Any]) -> None:
-    """Refuse a state whose arrays are those of no buffer."""
+    """Refuse a state whose arrays are not those of a buffer."""
     places = jax.tree.leaves_with_path(state.blocks)
     for (path, leaf), spec in zip(places, state.leaves, strict=True):
         refuse_changed(function, f".blocks{jax.tree_util.keystr(path)}", leaf, Expected(spec.dtype))

@@ -14,7 +14,7 @@ from fbuf.xla.across import summed
 
 
 def is_wide(state: ShardedState[Any]) -> bool:
-    """Tell whether int32 cannot count the rows."""
+    """Tell whether the number of rows exceeds int32."""
     return state.capacity > check.LARGEST_INT
 
 

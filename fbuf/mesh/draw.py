@@ -1,4 +1,4 @@
-"""Drawing a batch of a buffer over a mesh that remembers what was drawn."""
+"""Drawing a batch from a buffer over a mesh that remembers its draws."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ def draw(
     beta: Any = None,
     count: None = None,
 ) -> tuple[ShardedState[StoredItem], ShardedSample[Data]]:
-    """Draw a batch from the rows of all shards, and note what was drawn; see `fbuf.draw`."""
+    """Draw a batch from the rows of all shards, and record the draws; see `fbuf.draw`."""
     require_noting("draw", state.blocks.sampler)
     require_multiple("draw", state, batch_size)
 
     def run(state: ShardedState[Any], key: Any, beta: Any) -> Any:
         batch, plan, there = drawn(state, key, beta, None, batch_size, view)
         sampler = cast(PlannedSampler, state.blocks.sampler)
-        there = tie(there, batch.ids.slot)  # what the batch reads may be written from here on
+        there = tie(there, batch.ids.slot)  # the reads of the batch end here; writes may follow
 
-        def noted(shard: State[Any], number: jax.Array) -> State[Any]:
+        def recorded(shard: State[Any], number: jax.Array) -> State[Any]:
             own = there & (plan.shards == number)
             index = sampler.note_picks(shard.index, shard.ring, plan.picks, own)
             return dataclasses.replace(shard, index=index)
 
-        return per_device.changed(noted, state, per_device.shard_numbers(state)), batch
+        return per_device.changed(recorded, state, per_device.shard_numbers(state)), batch
 
     same = PartitionSpec()
     out = state.spec, layout_of_batch(state, view)

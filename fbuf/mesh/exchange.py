@@ -1,10 +1,10 @@
-"""The exchange: rows go from the devices that have them to their places in the batch.
+"""The exchange: devices send their rows to the places of these in the batch.
 
 Draw `i` of a batch of `B` belongs on device `i // (B / D)`. The device that stores its row sends
-the row there. The rows from one shard to one device are a bucket, of a fixed size, a little larger
-than usual. Rows that do not fit go in a further round, so the batch is exact however uneven the
-shards are. Every device knows the whole plan, and with it the number of rounds. A row is sent as
-words, all of its leaves together, with its place in the batch: a round is a single `all_to_all`.
+the row there. The rows from one shard to one device are a bucket of a fixed size, a little above
+the mean. Rows that do not fit go in a further round. So the batch is exact for any distribution
+over shards. Every device knows the whole plan, and with it the number of rounds. A row is sent as
+words, all leaves together with its place in the batch. So a round is a single `all_to_all`.
 """
 
 from __future__ import annotations
@@ -26,40 +26,40 @@ from fbuf.xla.rows import flat
 from fbuf.xla.varying import varying
 
 _RARE = 0.01
-"""The part of batches that may take a second round, if all shards have as much to draw from."""
+"""The share of batches that may take a second round, if all shards have equal totals."""
 
 
 _COMPARED = 2**13
-"""The most draws of one device that are compared with each other, all at once."""
+"""The most draws of one device to compare pairwise at once."""
 
 
 class Routes(NamedTuple):
     """The draws that the shards of this device send, and their destinations.
 
     Attributes:
-        own: int32 `[shards_of_device, num_devices, places]`; the draws of each shard that go to
-            each device, in order, and behind them -1. Numbers of draws that read nothing are larger
-            by the size of the batch.
+        own: int32 `[shards_of_device, num_devices, places]`; the draws of each shard for each
+            device, in order, padded with -1. Draws without a read have the batch size added to
+            their numbers.
         rounds: int32 scalar; the number of rounds, the same on all devices.
-        room: The size of a bucket; static.
+        bucket: The size of a bucket; static.
     """
 
     own: jax.Array
     rounds: jax.Array
-    room: int
+    bucket: int
 
 
 def bucket_size(part: float, most: int, buckets: int) -> int:
-    """Return the room of a bucket, with which a batch rarely takes two rounds.
+    """Return a bucket size with which a batch rarely takes two rounds.
 
     The report `benchmarks/results/exchange_rounds.md` has the rounds of this size, and of others.
 
     Args:
-        part: The average number of rows in a bucket, if all shards have as much to draw from.
-        most: The most rows that a bucket can get.
+        part: The average number of rows in a bucket, if all shards have equal totals.
+        most: The most rows for a bucket.
         buckets: The number of all buckets.
     """
-    fewest = max(math.ceil(part - 12 * math.sqrt(part)), 0)  # fewer never come
+    fewest = max(math.ceil(part - 12 * math.sqrt(part)), 0)  # a bucket has at least one row
     fits = sum(math.exp(_log_poisson(k, part)) for k in range(fewest, math.ceil(part)))
     room = max(math.ceil(part), 1)
     while room < most:
@@ -81,7 +81,7 @@ def routes(state: ShardedState[Any], shards: jax.Array, there: jax.Array) -> Rou
     Args:
         state: The blocks of this device.
         shards: int32 `[B]`; the shard of each draw.
-        there: bool `[B]`; whether the draw reads a row.
+        there: bool `[B]`; True for a draw that reads a row.
     """
     batch, devices, count = shards.shape[0], state.num_devices, state.shards_of_device
     part = batch // devices  # of the batch, on each device
@@ -122,13 +122,13 @@ def _places(parts: jax.Array, num_shards: int) -> jax.Array:
 
     def compared(parts: jax.Array) -> jax.Array:
         at = numbers()
-        # One kernel; a running count of each shard would be several.
+        # One kernel; a running count for each shard would be several.
         same = (parts[:, :, None] == parts[:, None, :]) & (at[:, None] > at[None, :])[None]
         return jnp.sum(same, axis=2, dtype=jnp.int32)
 
     def ordered(parts: jax.Array) -> jax.Array:
         at = numbers()
-        # Entries of a shard lie side by side, and count from the place of the first one.
+        # Entries of a shard lie side by side; their counts begin at the first one.
         order = jnp.argsort(parts, axis=1, stable=True).astype(jnp.int32)
         sorted_ = jnp.take_along_axis(parts, order, axis=1)
         is_first = jnp.pad(sorted_[:, 1:] != sorted_[:, :-1], ((0, 0), (1, 0)))
@@ -153,7 +153,7 @@ def fetched(
         part: The number of these rows.
         plan: The routes.
         read: Reads the rows to send: a pytree, leaves `[n, ...]`. Called with a shard, int32 `[n]`
-            numbers of draws, and bool `[n]`, whether each draw reads a row.
+            numbers of draws, and bool `[n]`, True for draws that read a row.
 
     Returns:
         The same pytree, leaves `[B / num_devices, ...]`, and whether each row has come.
@@ -165,7 +165,7 @@ def fetched(
 
     def send(turn: jax.Array) -> Any:
         """Return the rows of a turn, leaves `[count, devices * room, ...]`, and their places."""
-        numbers = lax.dynamic_slice_in_dim(plan.own, turn * plan.room, plan.room, axis=2)
+        numbers = lax.dynamic_slice_in_dim(plan.own, turn * plan.bucket, plan.bucket, axis=2)
         meant, there = numbers >= 0, (numbers >= 0) & (numbers < batch)
         numbers = jnp.where(numbers < batch, numbers, numbers - batch)
         place = jnp.where(meant, numbers - first, part)
@@ -180,8 +180,8 @@ def fetched(
         place, rows = send(turn)
         leaves = [flat(leaf) for leaf in jax.tree.leaves(rows)]
         sent = words.packed([place.reshape(-1), *leaves])
-        sent = sent.reshape(count, devices, plan.room, -1)
-        return jnp.swapaxes(sent, 0, 1).reshape(devices, count * plan.room, -1)
+        sent = sent.reshape(count, devices, plan.bucket, -1)
+        return jnp.swapaxes(sent, 0, 1).reshape(devices, count * plan.bucket, -1)
 
     _, rows = jax.eval_shape(send, jnp.int32(0))
     specs = [
@@ -194,8 +194,7 @@ def fetched(
         place = got[:, 0].astype(jnp.int32)
         return made.at[place].set(got, mode="drop", unique_indices=True)
 
-    # Each row has its place in the first word. A row that has not come has another number there,
-    # and zeros.
+    # The first word of each row is its place. A missing row has another number there, and zeros.
     blank = np.where(np.arange(width) == 0, part, 0).astype(np.uint32)
     made = varying(jnp.tile(blank, (part, 1)), plan.own)
     made = lax.fori_loop(0, plan.rounds, body, made)

@@ -1,4 +1,4 @@
-"""The forms of functions of `fbuf` for a buffer over a mesh."""
+"""The implementations of functions of `fbuf` for a buffer over a mesh."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ _FORMS = (
     (uses, mesh_uses.uses, ()),
     (write, update_by_id.write, ()),
 )
-"""Operations, the form of each, and the arguments that it does not take."""
+"""Operations, with their implementation over a mesh and the arguments that it refuses."""
 
 
 def register() -> None:
-    """Give the functions of `fbuf` their forms over a mesh."""
+    """Register the implementations over a mesh with the functions of `fbuf`."""
     for operation, form, without in _FORMS:
         add_form(operation, form, OVER_MESH, dict.fromkeys(without, not_over_mesh))
     waiting.register(ShardedState, read_before_write.waiting)

@@ -1,8 +1,8 @@
-"""Gathering the totals of all shards, from which every device plans the same batch.
+"""Gathering the totals of all shards, so that every device plans the same batch.
 
-One collective gathers the totals, and the arguments of the call. Processes that are called with
-different keys would each plan another batch, and send rows that no device expects. So all take the
-key of the first shard's process, and the batch is masked.
+One collective gathers the totals, and the arguments of the call. Processes with different keys
+would each plan another batch, and send rows that no device expects. So all use the key of the first
+shard's process, and mask the batch.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Totals(NamedTuple):
 
 
 def with_largest_priority(state: ShardedState[Any]) -> jax.tree_util.Partial:
-    """Return a function that gives a shard the largest priority of all shards, for new rows.
+    """Return a function that adds the largest priority of all shards to a shard, for new rows.
 
     It is a tree with that priority as a leaf, and may be an argument of other functions.
     """
@@ -84,8 +84,8 @@ def gather_totals(
     rows = [_word(leaf).reshape(leaf.shape[0], -1) for leaf in leaves]
     ends = list(itertools.accumulate(row.shape[1] for row in rows))
     rows += [jnp.broadcast_to(_word(number), (rows[0].shape[0], 1)) for number in called]
-    # A sum, to which each device gives its own rows, and not a gather. JAX then knows that the
-    # result is the same on all devices, and all values computed from it.
+    # A sum of the rows of each device, instead of a gather. So JAX knows that the result, and all
+    # values computed from it, are the same on all devices.
     own = jnp.concatenate(rows, axis=1)
     blank = jnp.zeros((state.num_shards, own.shape[1]), jnp.uint32)
     at = per_device.device_number(state) * state.shards_of_device

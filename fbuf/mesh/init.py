@@ -25,7 +25,7 @@ from fbuf.storage.episodes import Autoreset
 from fbuf.storage.store import Item
 
 MOST_SHARDS = 2**16
-"""More would not be counted right (`fbuf.samplers.chance.wide`)."""
+"""With more shards, counts would overflow (`fbuf.samplers.chance.wide`)."""
 
 
 def init(
@@ -47,7 +47,7 @@ def init(
 
     It is divided into shards, and each device has the same number of them. Batches depend on the
     number of shards, and not on the number of devices. So choose more shards than devices if you
-    may go on with more devices later: 8 shards fit 1, 2, 4 and 8 devices.
+    may use more devices later. For example, 8 shards fit 1, 2, 4 and 8 devices.
 
     Args:
         item: As for `fbuf.init`.
@@ -114,7 +114,7 @@ def init(
         return jax.tree.map(lambda leaf: jnp.concatenate([jnp.atleast_1d(leaf)] * here), one)
 
     made = jax.shard_map(block, mesh=mesh, in_specs=jax.P(axis), out_specs=jax.P(axis))
-    # Shapes and dtypes alone: inside `jax.set_mesh` the leaves also have their layout on the mesh.
+    # Shapes and dtypes alone: inside `jax.set_mesh` leaves also have a layout on the mesh.
     leaves = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(one)]
     blocks = jax.jit(made)(_tags(mesh, axis))
     return ShardedState(blocks, mesh, axis, shards, tuple(leaves))
@@ -208,16 +208,16 @@ def _require_planned(sampler: Any, capacity: int) -> None:
 
 
 def check_room(function: str, mesh: Mesh, asked: int) -> None:
-    """Refuse shards that a device of this process has no room for: `asked` bytes on each."""
+    """Refuse shards of `asked` bytes that do not fit the devices of this process."""
     with jax.transfer_guard("allow"):
         probe = jnp.zeros(())
     if isinstance(probe, jax.core.Tracer):
-        return  # inside a trace no memory is taken
+        return  # a trace takes no memory
     of_host = sum(device.platform == "cpu" for device in mesh.local_devices)
     for device in mesh.local_devices:
         free = sizes.free(device)
         if free is not None and device.platform == "cpu":
-            free //= of_host  # they share the memory of the host
+            free //= of_host  # CPU devices share host memory
         if free is not None and asked > free:
             raise MemoryError(
                 f"fbuf.{function}: the shards of one device take {sizes.in_words(asked)}, and "

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 from jax.sharding import Mesh
 
+from fbuf.checkpoint import deletable, manifest, paths, reader, sharded_manifest
 from fbuf.checkpoint import extra as extras
-from fbuf.checkpoint import manifest, paths, reader, seen, sharded_manifest
 from fbuf.checkpoint.errors import CheckpointError, Mismatch
 from fbuf.checkpoint.sharded_manifest import ShardedManifest
 from fbuf.checks import values as check
@@ -68,7 +68,7 @@ def load(
 
     Args:
         path: The directory.
-        mesh: The mesh to put the buffer on.
+        mesh: The mesh for the buffer.
         axis: The axis of the mesh along which the shards shall lie; None if it has only one.
         shards: Another number of shards, as for `fbuf.sharded.reshard`; None is the one that was
             saved.
@@ -121,10 +121,10 @@ def load(
     tag = agreed_tag(mesh)
     for number in reversed(known):
         failure: CheckpointError | None = None
-        found: ShardedCheckpoint | None = None
+        loaded: ShardedCheckpoint | None = None
         try:
             with tags.alike(tag):
-                found = _read(folder, number, mesh, axis, item, sampler, extra, shards)
+                loaded = _read(folder, number, mesh, axis, item, sampler, extra, shards)
         except Mismatch:
             all_have(False, alone)
             raise
@@ -133,14 +133,14 @@ def load(
         except BaseException:
             all_have(False, alone)
             raise
-        if all_have(failure is None, alone) and found is not None:
-            seen.note(folder, heads.values())
+        if all_have(failure is None, alone) and loaded is not None:
+            deletable.note(folder, heads.values())
             if episodes == "end":
-                found = found._replace(state=cut_episodes(found.state))
-            if found.state.blocks.next_obs is not None:  # else shards are taken apart for nothing
-                here = [shard for _, shard in shards_here(found.state)]
+                loaded = loaded._replace(state=cut_episodes(loaded.state))
+            if loaded.state.blocks.next_obs is not None:  # avoids taking shards apart in vain
+                here = [shard for _, shard in shards_here(loaded.state)]
                 lost_next.of_states("fbuf.sharded.load", here, MORE_ENDS)
-            return found
+            return loaded
         if failure is None:
             failure = CheckpointError(
                 f"fbuf.{name}: another process cannot read checkpoint {number} of {folder}, and "
@@ -187,19 +187,19 @@ def _read(
     """Read one checkpoint."""
     if item is not None:
         parse.item_specs("sharded.load", item)
-    found = sharded_manifest.read(folder, number)
-    there, devices = len(found.parts), mesh.shape[axis]
+    committed = sharded_manifest.read(folder, number)
+    there, devices = len(committed.parts), mesh.shape[axis]
 
     @functools.cache
     def one(number: int) -> State[Any]:
-        return _read_shard(folder, found, number, item, sampler)
+        return _read_shard(folder, committed, number, item, sampler)
 
     if shards is not None and shards != there:
-        own = sharded_manifest.check_part(folder, 0, found.parts[0])
-        config: Any = manifest.read(own, found.parts[0].number).config
+        own = sharded_manifest.check_part(folder, 0, committed.parts[0])
+        config: Any = manifest.read(own, committed.parts[0].number).config
         num_envs: Any = config["num_envs"] and config["num_envs"] * there
         shards = check_shards("sharded.load", shards, devices, num_envs)
-        lap = latest_lap(_cursor(folder, found, shard) for shard in range(there))
+        lap = latest_lap(_cursor(folder, committed, shard) for shard in range(there))
         make = regrouping(one, lap, num_envs // there, there, shards)
         state = assembled(mesh, axis, shards, make)
     elif there % devices == 0:
@@ -211,7 +211,7 @@ def _read(
             f"{devices} devices along {axis!r}; take a mesh of {fits} devices, or another number "
             "of shards: give shards="
         )
-    return ShardedCheckpoint(state, _beside(folder, found, example))
+    return ShardedCheckpoint(state, _beside(folder, committed, example))
 
 
 def _read_shard(

@@ -1,4 +1,4 @@
-"""Naming the rows around a row over a mesh, in the shard that stores it."""
+"""Naming the rows around a row over a mesh."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fbuf.storage.ids import NO_SLOT, Ids
 
 
 def neighbours(state: ShardedState[Any], ids: ShardedIds, steps: Steps) -> ShardedIds:
-    """Name the rows around each row, in the shard that stores it; see `fbuf.neighbours`."""
+    """Name the rows around each row, in its shard; see `fbuf.neighbours`."""
 
     def ask(shard: State[Any], own: Ids) -> tuple[jax.Array, jax.Array]:
         found = around("neighbours", shard, own, steps)

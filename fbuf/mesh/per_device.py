@@ -1,4 +1,4 @@
-"""Running code on each device of a mesh, and there in each shard.
+"""Running code on each device of a mesh, and in each shard of a device.
 
 A function over a mesh is written for one device, in plain code on the blocks of that device. Called
 from outside it runs on all devices; called inside the user's own `shard_map` it runs as it is.
@@ -21,12 +21,12 @@ from fbuf.state import State
 
 
 def is_inside(state: ShardedState[Any]) -> bool:
-    """Tell whether this is traced inside `shard_map` over the axis of the state."""
+    """Tell whether the trace is inside `shard_map` over the axis of the state."""
     return state.axis in jax.sharding.get_abstract_mesh().manual_axes
 
 
 def refuse_set_mesh(function: str) -> None:
-    """Refuse to handle shards one by one where JAX computes on a whole mesh alone."""
+    """Refuse to handle shards one by one inside `jax.set_mesh`."""
     if not jax.sharding.get_abstract_mesh().empty:
         raise RuntimeError(
             f"fbuf.{function}: this is inside jax.set_mesh (or shard_map), where JAX computes on "
@@ -87,7 +87,7 @@ def in_shards(run: Callable[..., Any], state: ShardedState[Any], *args: Any) -> 
 def changed(
     run: Callable[..., State[Any]], state: ShardedState[Any], *args: Any
 ) -> ShardedState[Any]:
-    """Change each shard of this device; as `in_shards`, for a function that returns the shard."""
+    """Change each shard of this device by a function that returns the shard; see `in_shards`."""
     leaves, tree = jax.tree.flatten(_run(run, state, args))
     before = jax.tree.leaves(state.blocks)
     blocks = [leaf.reshape(block.shape) for leaf, block in zip(leaves, before, strict=True)]
@@ -95,15 +95,15 @@ def changed(
 
 
 def _run(run: Callable[..., Any], state: ShardedState[Any], args: tuple[Any, ...]) -> Any:
-    """Run a function on several shards as on a batch of buffers, or on one shard as it is."""
+    """Run a function under `vmap` on several shards, or directly on a single one."""
     if state.shards_of_device > 1:
         return jax.vmap(run)(shards_of(state), *args)
-    # The forms of `vmap` would take longer.
+    # `vmap` would take longer.
     return run(shards_of(state), *jax.tree.map(lambda leaf: leaf[0], args))
 
 
 def other_axes(state: ShardedState[Any]) -> tuple[str, ...]:
-    """Return the axes of the mesh along which traced code sees copies of the buffer."""
+    """Return the mesh axes along which the traced code has copies of the buffer."""
     seen = jax.sharding.get_abstract_mesh().manual_axes
     return tuple(
         name
@@ -133,7 +133,7 @@ def along(state: ShardedState[Any], tree: Any, axis: int = 0) -> Any:
 
 
 def by_shard(state: ShardedState[Any], tree: Any, axis: int = 0) -> Any:
-    """Divide such arrays of one device among its shards: leaves `[shards_of_device, ...]`."""
+    """Divide arrays of one device among its shards: leaves `[shards_of_device, ...]`."""
     count = state.shards_of_device
 
     def split(leaf: Any) -> jax.Array:
@@ -154,7 +154,7 @@ def for_all(state: ShardedState[Any], tree: Any) -> Any:
 
 
 def _placed(state: ShardedState[Any], tree: Any, spec: Any) -> Any:
-    """Put arrays where `shard_map` takes them: with explicit axes it moves none by itself."""
+    """Move arrays for `shard_map`, which moves no array itself under explicit axes."""
     explicit = jax.sharding.AxisType.Explicit in state.mesh.axis_types
     if not explicit or not jax.tree.leaves(tree):
         return tree
@@ -166,7 +166,7 @@ def _placed(state: ShardedState[Any], tree: Any, spec: Any) -> Any:
 
 
 def shards_of(state: ShardedState[Any]) -> State[Any]:
-    """Return the shards of this device: one as it is, or several as a batch of buffers."""
+    """Return the shards of this device: a single buffer, or a batch of buffers."""
     count = state.shards_of_device
 
     def apart(block: jax.Array, one: jax.ShapeDtypeStruct) -> jax.Array:

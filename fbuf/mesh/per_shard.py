@@ -1,4 +1,4 @@
-"""Functions that act in all shards alike, or return one result of all shards."""
+"""Functions that do the same in all shards, or return one result for all shards."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def end_episode(state: ShardedState[Item], *, mask: Any = None) -> ShardedState[
 
 
 def cut_episodes(state: ShardedState[Item]) -> ShardedState[Item]:
-    """End the open episodes of all shards, and mark that their rest never comes."""
+    """End the open episodes of all shards, and mark them as unfinished."""
     run = lambda state: per_device.changed(plain_cut, state)
     return per_device.on_devices("sharded.load", run, state, out=state.spec)
 
@@ -108,7 +108,7 @@ def can_sample(state: ShardedState[Any], min_size: Array | int = 1) -> jax.Array
 
 
 def stats(state: ShardedState[Any], *, detailed: bool = False) -> dict[str, jax.Array]:
-    """Return figures of all shards together; see `fbuf.stats`."""
+    """Return metrics of all shards together; see `fbuf.stats`."""
     return per_device.on_devices("stats", _stats, state)
 
 
@@ -118,9 +118,9 @@ def _stats(state: ShardedState[Any]) -> dict[str, jax.Array]:
     each = per_device.in_shards(lambda shard: plain_stats(informed(shard)), state)
 
     def together(name: str, figures: jax.Array) -> jax.Array:
-        # In the order of the shards, whatever devices they are on.
+        # In the order of the shards, on any number of devices.
         every = lax.all_gather(figures, state.axis, tiled=True)
-        if count.is_wide(state):  # sums of counts may pass int32
+        if count.is_wide(state):  # sums of counts may exceed int32
             every = every.astype(jnp.float32)
         if name in sampler.smallest_stats:
             return smallest(every.min(), axes)
@@ -131,7 +131,7 @@ def _stats(state: ShardedState[Any]) -> dict[str, jax.Array]:
     size_, removed = count.total(state, each["size"]), count.total(state, each["removed"])
     filled = count.total(state, each["size"] + each["removed"])
     whole = jnp.maximum(count.as_float(size_), 1)
-    found = {
+    stats = {
         "size": count.as_float(size_),
         "capacity": jnp.float32(state.capacity),
         "fill": count.as_float(filled) / state.capacity,
@@ -140,13 +140,13 @@ def _stats(state: ShardedState[Any]) -> dict[str, jax.Array]:
         "bytes": jnp.float32(sizes.nbytes(state.shard) * state.num_shards),
         "fault": _all_bits(state),
     }
-    of_sampler = {name: together(name, each[name]) for name in each if name not in found}
+    of_sampler = {name: together(name, each[name]) for name in each if name not in stats}
     shares = {
         "shards": jnp.int32(state.num_shards),
         "largest_share": largest(each["size"].max(), axes).astype(jnp.float32) / whole,
         "smallest_share": smallest(each["size"].min(), axes).astype(jnp.float32) / whole,
     }
-    return found | shares | of_sampler
+    return stats | shares | of_sampler
 
 
 def _all_bits(state: ShardedState[Any]) -> jax.Array:
@@ -158,7 +158,7 @@ def _all_bits(state: ShardedState[Any]) -> jax.Array:
 
 @operation(state_type=OVER_MESH)
 def _raise_on_fault(state: ShardedState[Any]) -> tuple[jax.Array, jax.Array]:
-    """Return all fault bits, and whether a shard is full while no shard has a row to draw."""
+    """Return all fault bits, and whether a shard is full and no shard has a row to draw."""
 
     def run(state: ShardedState[Any]) -> tuple[jax.Array, jax.Array]:
         def one(shard: State[Any]) -> tuple[jax.Array, jax.Array]:

@@ -34,9 +34,9 @@ def all_say(numbers: np.ndarray, alone: bool) -> np.ndarray:
     """
     if alone or jax.process_count() == 1:
         return numbers[None]
-    from jax.experimental import multihost_utils  # takes long to import
+    from jax.experimental import multihost_utils  # slow to import
 
-    # JAX has no 64-bit integers unless they are turned on: bytes go through as they are.
+    # As bytes, because JAX has no 64-bit integers by default.
     said = np.frombuffer(np.ascontiguousarray(numbers, np.int64).tobytes(), np.uint8)
     heard = np.asarray(multihost_utils.process_allgather(said))
     return np.ascontiguousarray(heard).view(np.int64).reshape(jax.process_count(), -1)
@@ -50,7 +50,8 @@ def all_have(well: bool, alone: bool) -> bool:
 def agreed_tag(mesh: Mesh) -> int:
     """Return a tag for a buffer over a mesh, the same in all its processes.
 
-    All processes must call it. Those of a mesh that leaves some of them out cannot agree: it is 0.
+    All processes must call it. If the mesh leaves some processes out, they cannot agree, and the
+    tag is 0.
     """
     processes = {device.process_index for device in mesh.devices.flat}
     own = int(tags.new())

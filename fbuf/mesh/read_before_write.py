@@ -1,4 +1,4 @@
-"""Reads before writes over a mesh, as `fbuf.dispatch.read_before_write` for one buffer."""
+"""Order of reads and writes over a mesh; see `fbuf.dispatch.read_before_write`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fbuf.storage.store import Item
 
 
 def waiting(state: ShardedState[Item], reads: Any) -> ShardedState[Item]:
-    """Return the state; its next change in each shard waits for these arrays."""
+    """Return the state, whose next change in each shard waits for these arrays."""
 
     def run(state: ShardedState[Item], reads: Any) -> ShardedState[Item]:
         return dataclasses.replace(state, blocks=read_before_write.waiting(state.blocks, reads))

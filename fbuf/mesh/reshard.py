@@ -113,17 +113,17 @@ def check_shards(function: str, shards: Any, devices: int, num_envs: int | None)
 def latest_lap(cursors: Iterable[Any]) -> np.ndarray:
     """Return the latest lap of all lanes of all shards, from the cursors of their rings: int32.
 
-    A slot belongs to another lane afterwards. So old ids are stale only behind all laps.
+    Slots change their lanes. So old ids are stale only if the new lap is behind all laps.
     """
     laps = np.concatenate([jax.device_get(cursor)[1] for cursor in cursors]).view(np.uint32)
-    ahead = (laps - laps[0]).view(np.int32).max(keepdims=True)  # they wrap around
+    ahead = (laps - laps[0]).view(np.int32).max(keepdims=True)  # laps wrap around
     return (laps[:1] + ahead.view(np.uint32)).view(np.int32)
 
 
 def regrouping(
     source: Callable[[int], State[Any]], lap: np.ndarray, each: int, before: int, after: int
 ) -> Callable[[int], State[Any]]:
-    """Return a function that makes a new shard, by its number, of the old shards.
+    """Return a function that makes the new shard of a number from the old shards.
 
     Args:
         source: Returns the old shard of a number, as a plain buffer.
@@ -156,7 +156,7 @@ def _regrouped(
     envs: int,
     shards: int,
 ) -> State[Any]:
-    """Make a buffer of `envs` environments, one of `shards`, of lanes at places in others."""
+    """Make one of `shards` shards, with `envs` environments, from lanes of the old shards."""
     old, kept = states[0].ring, states[0].next_obs
     ends = None
     if kept is not None:

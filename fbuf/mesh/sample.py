@@ -14,7 +14,7 @@ from fbuf.dispatch import read_before_write
 from fbuf.mesh import exchange, per_device
 from fbuf.mesh.any_rows import read_any
 from fbuf.mesh.gather_totals import gather_totals
-from fbuf.ops.read import noted
+from fbuf.ops.read import recorded
 from fbuf.ops.sample import place_in_epoch, refuse_noting, require_step
 from fbuf.samplers.chance import random_bits
 from fbuf.samplers.protocol.planned import Picked, Plan, PlannedSampler
@@ -89,7 +89,7 @@ def layout_of_batch(state: ShardedState[Any], view: View) -> Any:
 def _anywhere(
     state: ShardedState[Any], view: View, key: jax.Array, batch_size: int
 ) -> list[jax.Array]:
-    """Read what a view wants of any rows of all shards, for all draws of the batch."""
+    """Read the random rows of all shards that a view wants, for all draws of the batch."""
     wanted = view.leaves_of_any(state.blocks.storage.layout)
     if wanted is None or state.num_shards == 1:
         return []
@@ -101,7 +101,7 @@ def _anywhere(
 def _settled(
     state: ShardedState[Any], sampler: PlannedSampler, totals: Any, plan: Plan, batch_size: int
 ) -> tuple[Any, Plan]:
-    """Have each shard look at its own picks, and return the plan of those that are allowed."""
+    """Have each shard check its own picks, and return the plan with the allowed ones."""
 
     def one(shard: State[Any], number: jax.Array) -> jax.Array:
         own = plan.shards == number
@@ -125,7 +125,7 @@ def drawn(
 ) -> tuple[ShardedSample[Any], Plan, jax.Array]:
     """Draw this device's part of a batch.
 
-    Also return the plan of the whole batch, and which of its draws there are: bool `[B]`.
+    Also return the plan of the whole batch, and a mask of its draws, bool `[B]`.
     """
     sampler = cast(PlannedSampler, state.blocks.sampler)
     given = step if isinstance(step, tuple) else () if step is None else (step,)
@@ -136,7 +136,7 @@ def drawn(
     if given:
         numbered = given[0] if len(given) == 1 else given
         place = place_in_epoch(sampler.size_of_epoch(totals), numbered, batch_size)
-    # The values of a single shard are used; with several shards only their shapes are.
+    # A single shard uses the values; several shards use only the shapes.
     one = per_device.shards_of(state) if state.num_shards == 1 else state.shard
     ask = Ask(key, batch_size, beta, place)
     plan = sampler.plan(one.index, one.ring, totals, ask)
@@ -147,24 +147,24 @@ def drawn(
 
     def read(shard: State[Any], numbers: jax.Array, there: jax.Array) -> Any:
         picks = jax.tree.map(lambda leaf: leaf[..., numbers], plan.picks)
-        slots, found = sampler.pick(shard.index, shard.ring, picks)
-        reads = (*jax.tree.leaves(found), *anywhere)
+        slots, aux = sampler.pick(shard.index, shard.ring, picks)
+        reads = (*jax.tree.leaves(aux), *anywhere)
         own = BatchPart(numbers, batch_size, anywhere)
         batch = gather(shard, slots, there, view, view_key, reads, part=own)
-        return _turned(noted(shard, batch), view), found
+        return _turned(recorded(shard, batch), view), aux
 
     def is_there(numbers: jax.Array) -> jax.Array:
-        """Tell which draws there are; they do not depend on what the sampler finds."""
-        slots, found = jax.eval_shape(sampler.pick, one.index, one.ring, plan.picks)
-        slots, found = jax.tree.map(lambda of: jnp.zeros(of.shape, of.dtype), (slots, found))
-        return sampler.weigh(totals, Picked(slots, found, numbers), ask).mask
+        """Return a mask of the draws; it does not depend on the rows."""
+        slots, aux = jax.eval_shape(sampler.pick, one.index, one.ring, plan.picks)
+        slots, aux = jax.tree.map(lambda of: jnp.zeros(of.shape, of.dtype), (slots, aux))
+        return sampler.weigh(totals, Picked(slots, aux, numbers), ask).mask
 
     part = batch_size // state.num_devices
     exists = is_there(jnp.arange(batch_size, dtype=jnp.int32))
     routes = exchange.routes(state, plan.shards, exists)
-    (batch, found), come = exchange.fetched(state, part, routes, read)
+    (batch, aux), come = exchange.fetched(state, part, routes, read)
     numbers = per_device.device_number(state) * part + jnp.arange(part, dtype=jnp.int32)
-    picked = Picked(batch.ids.slot, found, numbers, (state.axis,))
+    picked = Picked(batch.ids.slot, aux, numbers, (state.axis,))
     draw = sampler.weigh(totals, picked, ask)
     there = draw.mask & come & alike
     mask = batch.mask & there

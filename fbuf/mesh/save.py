@@ -12,8 +12,8 @@ import jax
 import numpy as np
 
 from fbuf._versions import VERSION
+from fbuf.checkpoint import deletable, files, incremental, lock, sharded_manifest, writer
 from fbuf.checkpoint import extra as extras
-from fbuf.checkpoint import files, incremental, lock, seen, sharded_manifest, writer
 from fbuf.checkpoint.sharded_manifest import ShardCheckpoint, ShardedManifest
 from fbuf.mesh.call import not_over_mesh
 from fbuf.mesh.per_device import refuse_set_mesh
@@ -43,7 +43,7 @@ def save(
             if leads:
                 held.enter_context(lock.held(folder))
                 heads = sharded_manifest.heads(folder)
-                seen.require(name, folder, heads, sharded_manifest.read)
+                deletable.require(name, folder, heads, sharded_manifest.read)
                 sharded_manifest.next_number(folder)
         with _told_to_all(name, alone):
             for number, shard in shards_here(state):
@@ -54,7 +54,7 @@ def save(
             if leads:
                 _commit(folder, parts, keep)
         for number in written:
-            # The next save deletes what this one leaves behind.
+            # The next save deletes the leftovers of this one.
             with contextlib.suppress(OSError):
                 writer.clean_but(
                     sharded_manifest.folder_of(folder, number),
@@ -65,7 +65,7 @@ def save(
 
 @contextlib.contextmanager
 def _told_to_all(function: str, alone: bool) -> Generator[None]:
-    """Do something in each process, and go on only where all have done it."""
+    """Run a block in each process; raise in all if it fails in any."""
     try:
         yield
     except BaseException:
@@ -99,20 +99,20 @@ def _write(
 
 
 def _commit(folder: pathlib.Path, parts: np.ndarray, keep: int) -> None:
-    """Write the manifest of all shards, and forget old ones."""
+    """Write the manifest of all shards, and forget old checkpoints."""
     of_shards = tuple(ShardCheckpoint(int(number), int(crc)) for number, crc, _ in parts)
     found = ShardedManifest(of_shards, writer.about(VERSION))
     for shard, part in enumerate(found.parts):  # also the shards of other processes
         sharded_manifest.check_part(folder, shard, part, "save")
     number = sharded_manifest.next_number(folder)
     sharded_manifest.write(folder, number, found)
-    seen.note(folder, [sharded_manifest.head(folder, number)])
+    deletable.note(folder, [sharded_manifest.head(folder, number)])
     sharded_manifest.clean(folder, keep)
-    seen.forget_but(folder, sharded_manifest.heads(folder).values())
+    deletable.forget_but(folder, sharded_manifest.heads(folder).values())
 
 
 def _with_save_ids(state: ShardedState[Item], save_ids: np.ndarray) -> ShardedState[Item]:
-    """Return the buffer with the save ids of its shards; all other arrays are the same ones."""
+    """Return the buffer with other save ids in its shards; it shares all other arrays."""
     sharding = jax.NamedSharding(state.mesh, state.spec)
     placed = jax.make_array_from_callback(
         save_ids.shape, sharding, lambda index: save_ids[index].astype(np.int32)

@@ -1,4 +1,4 @@
-"""The shards of a state over a mesh: taken apart, each as a plain buffer, and put together."""
+"""Splitting a state over a mesh into plain buffers, one a shard, and joining them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fbuf.xla.place import allocating
 def shards_here(state: ShardedState[Any]) -> Iterator[tuple[int, State[Any]]]:
     """Yield the shards that this process writes, one after the other, with their numbers."""
     blocks, tree = jax.tree.flatten(state.blocks)
-    # The arrays leave the mesh, whose axes may be explicit.
+    # The arrays leave the mesh, as its axes may be explicit.
     arrays = [
         {
             part.index[0].start or 0: _of_device(part)
@@ -30,7 +30,7 @@ def shards_here(state: ShardedState[Any]) -> Iterator[tuple[int, State[Any]]]:
     ]
     each = [spec.shape[0] if spec.shape else 1 for spec in state.leaves]
     count = state.shards_of_device
-    # JAX lays out an array without elements as one block, whole on each device.
+    # JAX replicates an array without elements on all devices.
     full = next(at for at, block in enumerate(blocks) if block.size)
     firsts = sorted(start // each[full] for start in arrays[full])
     for first in firsts:
@@ -48,7 +48,7 @@ def shards_here(state: ShardedState[Any]) -> Iterator[tuple[int, State[Any]]]:
 def assembled(
     mesh: Mesh, axis: str, shards: int, make: Callable[[int], State[Any]]
 ) -> ShardedState[Any]:
-    """Make the shards of this process's devices, each in its place, and one state of all shards.
+    """Make the shards on the devices of this process, and join all shards into one state.
 
     Args:
         mesh: The mesh.
@@ -66,7 +66,7 @@ def assembled(
         if device.process_index != jax.process_index():
             continue
         first = place[along] * count
-        if first not in made:  # along other axes every device has a copy
+        if first not in made:  # along other axes, devices have copies
             with jax.default_device(device), allocating():
                 parts = [_one_of(make(first + at), shards) for at in range(count)]
                 one = jax.eval_shape(lambda state: state, parts[0])

@@ -58,7 +58,7 @@ def thin(
     `batch` does.
 
     Args:
-        state: The buffer that `batch` is from, for its mesh; never consumed.
+        state: The buffer of `batch`, for its mesh; never consumed.
         batch: As for `fbuf.thin`. Inside `shard_map` it is the part of this device.
         key: As for `fbuf.thin`. If processes give different keys, that of the first one counts.
         count: As for `fbuf.thin`, of all devices together; a multiple of them.
@@ -113,20 +113,20 @@ def thin(
 
 
 def _of_first(state: ShardedState[Any], key: jax.Array) -> jax.Array:
-    """Return the key of the first device: processes with other keys would take other rows."""
+    """Return the key of the first device, so that all processes draw the same rows."""
     data, is_first = jax.random.key_data(key), per_device.device_number(state) == 0
     data = varying(summed(jnp.where(is_first, data, 0), (state.axis,)))
     return jax.random.wrap_key_data(data, impl=jax.random.key_impl(key))
 
 
 def _fetched(state: ShardedState[Any], batch: Any, numbers: jax.Array) -> Any:
-    """Return this device's part of the rows of a batch, from the devices that have them."""
+    """Return this device's part of the drawn rows, which other devices send."""
     leaves, tree = jax.tree.flatten(dataclasses.replace(batch, fault=None))
     here = batch.mask.shape[0]
     place = numbers - per_device.device_number(state) * here
     own = (place >= 0) & (place < here)
     sent = words.packed(leaves)[jnp.where(own, place, 0)]
-    # All devices but one send zeros for a row.
+    # For each row, all devices but one send zeros.
     got = lax.psum_scatter(jnp.where(own[:, None], sent, 0), state.axis, tiled=True)
     specs = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
     return jax.tree.unflatten(tree, words.unpacked(got, specs))

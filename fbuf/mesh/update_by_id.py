@@ -1,7 +1,7 @@
 """Changing rows by their ids, in the shards that store them.
 
-Every device learns all entries, in the order of the batch, and each shard takes its own. So an id
-that comes twice, or is stale, means the same as in one buffer.
+Every device gets all entries, in the order of the batch, and each shard applies its own. So
+repeated and stale ids behave as in one buffer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fbuf.storage.store import Item
 from fbuf.xla.tie import tie
 
 _NOWHERE = -2
-"""A slot outside of every buffer, for an id of a shard that does not exist."""
+"""A slot outside of every buffer, for ids of shards that do not exist."""
 
 _Change = Callable[[State[Any], Ids, Any, Any], State[Any]]
 """A function of a shard, the ids and the values of all devices, and a value for all ids."""
@@ -85,16 +85,16 @@ def _changed(
     change: _Change,
     of_all: Any = None,
 ) -> ShardedState[Any]:
-    """Change the rows that ids name, wherever they are.
+    """Change the rows of ids in their shards.
 
     Args:
         function: The called function.
         state: The buffer.
         ids: The ids, `[B]`.
-        mask: The ids that are meant, as for `fbuf.update_priority`.
+        mask: The ids to apply, as for `fbuf.update_priority`.
         parsed: Called with the function's name and the shape of the ids; returns a value for each
             id: a pytree, leaves `[B, ...]`.
-        change: The change of a shard. Ids of other shards name no row for it.
+        change: The change of a shard. There, ids of other shards name no row.
         of_all: A value for all ids; the same on all devices.
     """
     flat, shape = flat_ids(function, state, ids)
@@ -104,7 +104,7 @@ def _changed(
         state: ShardedState[Any], ids: ShardedIds, mask: jax.Array, values: Any, of_all: Any
     ) -> ShardedState[Any]:
         exists = (ids.shard >= 0) & (ids.shard < state.num_shards)
-        # Shard 0 reports ids that no shard owns as out of range.
+        # Shard 0 reports ids without a shard as out of range.
         shard = jnp.where(exists, ids.shard, 0)
         slot = jnp.where(exists | (ids.slot == NO_SLOT), ids.slot, _NOWHERE)
         slot = jnp.where(mask, slot, NO_SLOT)
@@ -124,7 +124,7 @@ def _changed(
 def answered(
     function: str, state: ShardedState[Any], ids: Any, ask: Callable[[State[Any], Ids], Any]
 ) -> Any:
-    """Return what the shards know of the rows that ids name; it lies on the mesh as the ids do.
+    """Return data of the shards about the rows of ids, laid out on the mesh like the ids.
 
     Args:
         function: The called function.
@@ -142,7 +142,7 @@ def answered(
             return ask(mine, own)
 
         found = per_device.in_shards(one, state, per_device.shard_numbers(state))
-        # All shards but one have 0.
+        # All shards but one give 0.
         together = lambda leaf: lax.psum_scatter(
             leaf.sum(axis=0, dtype=jnp.int32), state.axis, tiled=True
         )

@@ -1,1 +1,1 @@
-"""The operations: what can be done with a buffer. One file an operation."""
+"""The operations on a buffer. One file an operation."""

@@ -28,7 +28,7 @@ from fbuf.storage.store import Item
 from fbuf.xla.tie import unfolded
 
 _MANY = 4096
-"""Rows; flags of so many that are all 0 would take XLA seconds to compute with beforehand."""
+"""Rows; XLA would take seconds to constant-fold the zero flags of more."""
 
 
 def _numbers_fit(function: str, state: State[Any], given: dict[str, Any]) -> None:
@@ -103,8 +103,8 @@ def add(
         next_observation: The observation after each row's step: a tree like the field `next_of`, in
             the leading shape of `items`. A buffer made with `next_of` needs it, and no other takes
             it. At the end of an episode give the last observation of that episode, not the first
-            one of the next. The buffer keeps it for the newest row and for ends of episodes; it
-            reads all others from the following row.
+            one of the next. The buffer keeps it for the newest row and for ends of episodes. Others
+            are read from the following row.
         priority: Real, like `terminated`, finite and at least 0: the priorities of the rows. The
             sampler applies `eps`, `floor` and `alpha` to them. None gives each row the sampler's
             default.
@@ -224,7 +224,7 @@ def added(state: State[Item], given: GivenRows, time_major: bool) -> State[Item]
 
 
 class NewRows(NamedTuple):
-    """The rows that `add` writes: leaves `[B, ...]`, None where there is nothing."""
+    """The rows that `add` writes: leaves `[B, ...]`, None for a missing argument."""
 
     rows: Any
     lead: Lead
@@ -263,7 +263,7 @@ def parsed(
 
 
 def with_gap(state: State[Item], left_out: jax.Array, resets: jax.Array | None) -> State[Item]:
-    """Mark a gap after rows were left out, bool `[B]`: the next row is no continuation."""
+    """Mark a gap where rows were left out, bool `[B]`: the next row is no continuation."""
     faults = bits_where(left_out, Fault.FULL)
     lanes = left_out.reshape(-1, state.ring.lanes).any(axis=0)
     state = dataclasses.replace(state, fault=collected(state.fault, faults))
@@ -271,7 +271,7 @@ def with_gap(state: State[Item], left_out: jax.Array, resets: jax.Array | None) 
 
 
 def no_priorities(function: str, state: State[Any]) -> str:
-    """Return the message that a sampler keeps no priorities."""
+    """Return the error message for a sampler without priorities."""
     advice = "leave priority and alpha out"
     if function == "update_priority":
         advice = "leave the call out (`sampler.keeps_priorities` says whether to)"

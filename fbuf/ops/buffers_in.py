@@ -1,4 +1,4 @@
-"""Buffers in a tree of arguments, and their arrays as a program has them."""
+"""The buffers in a tree of arguments, and the types of their arrays in a program."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fbuf.state import State
 from fbuf.xla.program import Array, array_of
 
 LARGE = 16 * 1024
-"""Bytes of an array from which on a copy counts: XLA may copy a small one as it likes."""
+"""The least bytes of an array whose copies count: XLA may copy smaller ones at will."""
 
 
 def is_buffer(tree: Any) -> bool:
-    """Tell a buffer, of one device or over a mesh, from any other tree."""
+    """Tell whether a value is a buffer, on one device or over a mesh."""
     return isinstance(tree, State) or (hasattr(tree, "blocks") and isinstance(tree.blocks, State))
 
 
@@ -32,7 +32,7 @@ def with_buffers(change: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def with_others(change: Callable[[Any], Any], tree: Any) -> Any:
-    """Return a tree with each array changed that is not of a buffer."""
+    """Return a tree with each array changed that belongs to no buffer."""
     return jax.tree.map(
         lambda leaf: leaf if is_buffer(leaf) or not isinstance(leaf, jax.Array) else change(leaf),
         tree,
@@ -41,7 +41,7 @@ def with_others(change: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def large_arrays(buffer: Any) -> list[Array]:
-    """List the arrays of a buffer that must not be copied, as large as a device has them."""
+    """List the arrays of a buffer that must not be copied, in the sizes on a device."""
     return [
         _on_a_device(buffer, leaf)
         for leaf in jax.tree.leaves(buffer)
@@ -55,7 +55,7 @@ def bytes_on_a_device(buffer: Any, leaf: Any) -> int:
 
 
 def names_of(buffers: list[Any]) -> dict[Array, str]:
-    """Return the part of a buffer that each array may be."""
+    """Return the possible parts of a buffer for each array."""
     names: dict[Array, str] = {}
     for buffer in buffers:
         for path, leaf in jax.tree.leaves_with_path(buffer):
@@ -64,7 +64,7 @@ def names_of(buffers: list[Any]) -> dict[Array, str]:
 
 
 def _on_a_device(buffer: Any, leaf: Any) -> Array:
-    """Return the type of an array of a buffer, as a program of one device has it."""
+    """Return the type of a buffer's array in a program of one device."""
     sharding = getattr(leaf, "sharding", None)
     if sharding is not None:
         return array_of(sharding.shard_shape(leaf.shape), leaf.dtype)

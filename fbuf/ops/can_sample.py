@@ -21,14 +21,14 @@ def can_sample(state: ShardedState[Any], min_size: Array | int = 1) -> jax.Array
 def can_sample(state: State[Any], min_size: Array | int = 1) -> jax.Array:
     """Tell whether there is a row to draw, and at least `min_size` rows are stored.
 
-    A row can be drawn if its priority is above 0 and, with a window, if all steps of its window are
-    stored. With `fbuf.Fifo`: tell whether a row is unread, which may be a removed one.
+    A row can be drawn if its priority is above 0. With a window, all steps of the window must be
+    stored, too. With `fbuf.Fifo`: tell whether a row is unread, which may be a removed one.
 
     Args:
         state: The buffer; never consumed.
         min_size: The number of rows that must be stored, an int of at least 0, may be traced. Use
-            it to wait until there are enough rows to learn from. Removed rows do not count. With
-            more than the capacity the result is never True.
+            it to wait for enough rows before learning. Removed rows do not count. With more than
+            the capacity the result is never True.
 
     Returns:
         bool scalar.

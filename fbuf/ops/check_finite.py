@@ -23,7 +23,7 @@ _CHUNK = 2**14
 """Rows that are read at a time."""
 
 _NAMED = 5
-"""The most fields that a message names."""
+"""The most fields in a message."""
 
 Read = Callable[[Any, Sequence[int]], Sequence[Any]]
 """A function of int32 slots and numbers of leaves; it returns the leaves `[B, ...]`."""
@@ -51,7 +51,7 @@ class NotFiniteError(ValueError):
         self.slots = slots
 
     def __str__(self) -> str:
-        """The message."""
+        """The error message."""
         return str(self.args[0])
 
 
@@ -112,35 +112,35 @@ def check_rows(function: str, state: State[Any], read: Read, aside: Read | None)
     """
     flags, ages, there = map(jax.device_get, _of_ring(state.ring))
     can = there & (flags & (REMOVED | DUMMY) == 0)
-    found = _bad(state.storage.layout, state.capacity, read, can)
+    bad_slots = _bad(state.storage.layout, state.capacity, read, can)
     if aside is not None and (kept := state.next_obs) is not None:
         layout, owner = kept.rows.layout, jax.device_get(kept.owner)
         owned = _are_kept(kept, flags & ENDS > 0, state.ring.lanes) & can[np.maximum(owner, 0)]
         for name, bad in _bad(layout, len(owner), aside, owned).items():
             leaf = f"{kept.field}.{name[1:-1]}" if name else kept.field
-            found[f"the next value of {leaf!r}"] = np.sort(owner[bad])
-    if not found:
+            bad_slots[f"the next value of {leaf!r}"] = np.sort(owner[bad])
+    if not bad_slots:
         return
     lanes = state.ring.lanes
     told: list[str] = []
-    for name, slots in list(found.items())[:_NAMED]:
+    for name, slots in list(bad_slots.items())[:_NAMED]:
         newest = int(slots[np.argmin(ages[slots])])
         env = "" if state.ring.num_envs is None else f" of environment {newest % lanes},"
         told.append(
             f"{name} in {len(slots)} row{'s' if len(slots) > 1 else ''}, the newest{env} "
             f"{ages[newest]} steps before its newest row (slot {newest})"
         )
-    more = f"; and {len(found) - _NAMED} more fields" if len(found) > _NAMED else ""
+    more = f"; and {len(bad_slots) - _NAMED} more fields" if len(bad_slots) > _NAMED else ""
     raise NotFiniteError(
         f"{function}: rows hold NaN or an infinity: {'; '.join(told)}{more}",
-        np.unique(np.concatenate([*found.values()])).astype(np.int32),
+        np.unique(np.concatenate([*bad_slots.values()])).astype(np.int32),
     )
 
 
 def _bad(
     layout: Layout, rows: int, read: Read, there: np.ndarray[Any, Any]
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the places of stored rows with a bad number, by leaf, for leaves that have one."""
+    """Return the places of stored rows with a bad number, for each leaf with such rows."""
     inexact = [n for n, f in enumerate(layout.fields) if jnp.issubdtype(f.dtype, jnp.inexact)]
     names = [_name(path) for path, _ in jax.tree.leaves_with_path(layout.item)]
     found: dict[str, list[np.ndarray[Any, Any]]] = {}
@@ -162,7 +162,7 @@ def _name(path: Any) -> str:
 
 @jax.jit
 def _are_bad(leaves: Sequence[Any]) -> jax.Array:
-    """Tell which rows hold a bad number: bool `[leaves, B]`."""
+    """Return a mask of the rows with a bad number: bool `[leaves, B]`."""
     return jnp.stack([~jnp.isfinite(x).reshape(x.shape[0], -1).all(axis=1) for x in leaves])
 
 
@@ -177,13 +177,13 @@ def _leaves(storage: Storage[Any], slots: Any, leaves: Sequence[int]) -> list[ja
 
 @jax.jit
 def _of_ring(ring: Ring) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return the flags of each slot, its steps before the newest row, and whether it has a row."""
+    """Return the flags of each slot, its steps before the newest row, and a mask of stored rows."""
     slots = jnp.arange(ring.capacity, dtype=jnp.int32)
     return ring.flags, ring.newer(slots), ring.holds(slots)
 
 
 def _are_kept(kept: NextObs, ends: np.ndarray[Any, Any], lanes: int) -> np.ndarray[Any, Any]:
-    """Tell which kept next observations still belong to their rows: bool `[lanes + ends]`."""
+    """Return a mask of the kept next observations with an owner: bool `[lanes + ends]`."""
     owner, place = jax.device_get(kept.owner), np.arange(kept.owner.shape[0])
     slot = np.maximum(owner, 0)
     of_end = ends[slot] & (jax.device_get(kept.kept_at)[slot] == place)

@@ -18,16 +18,17 @@ from fbuf.xla.whole import written_whole
 def check_in_place(jitted: Any, *args: Any, timed: bool = False, **kwargs: Any) -> None:
     """Raise if a compiled step copies an array of a buffer, or cannot write into its memory.
 
-    Such a step is right, but its time grows with the capacity. Call this once, with the step that
-    you train with, before the training:
+    Such a step is right, but its time grows with the capacity. Call this once, with your training
+    step, before the training:
 
         fbuf.check_in_place(step, state, key)
 
     It compiles the step for these arguments, and does not run the step unless `timed`. It reads
     the program for the buffers among the arguments, alone or within other trees.
 
-    XLA copies small arrays as it likes. So a buffer of less than 16,384 rows is looked at as one of
-    some times its capacity, of which no array is made. A test of a small program can so ask, too.
+    XLA copies small arrays as it likes. So the check replaces a buffer of less than 16,384 rows by
+    the shapes of a larger one. No such array is allocated. So a test of a small program can use the
+    check, too.
 
     The message names each cause, the parts of the buffer, and the remedy:
 
@@ -105,7 +106,7 @@ def check_in_place(jitted: Any, *args: Any, timed: bool = False, **kwargs: Any) 
         )
     program = Program(lowered.compile().as_text())
     changed = [buffer for buffer, given in zip(buffers, donated, strict=True) if given]
-    # First what is lost: XLA copies an array whose memory no result takes, to change it.
+    # Losses come first: XLA copies an array before a change if no result takes its memory.
     kept = [array for buffer in changed for array in large_arrays(buffer)]
     names, note = names_of(buffers), _sizes(buffers, (args, kwargs))
     _refuse_lost(program.not_in_place(kept), names, note)
@@ -116,10 +117,10 @@ def check_in_place(jitted: Any, *args: Any, timed: bool = False, **kwargs: Any) 
 
 
 def _lowered(jitted: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
-    """Lower a step for larger buffers in place of small ones, if it takes them.
+    """Lower a step for larger buffers in place of small ones, if the step accepts them.
 
     Returns:
-        The buffers that it was lowered for, and the result of `jitted.lower`.
+        The buffers of the lowering, and the result of `jitted.lower`.
     """
     buffers, error = buffers_in((args, kwargs)), None
     if any(map(is_small, buffers)):
@@ -127,7 +128,7 @@ def _lowered(jitted: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tupl
             larger_args, larger_kwargs = enlarged((args, kwargs))
             larger = buffers_in((larger_args, larger_kwargs))
             return larger, jitted.lower(*larger_args, **larger_kwargs)
-        except Exception as raised:  # of any kind: it comes out of the user's step
+        except Exception as raised:  # any exception, as the user's step raises it
             error = raised
     lowered = jitted.lower(*args, **kwargs)
     if not any(map(large_arrays, buffers)):
@@ -140,12 +141,11 @@ def _lowered(jitted: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tupl
 
 
 def _are_donated(args: tuple[Any, ...], kwargs: dict[str, Any], infos: Any) -> list[bool]:
-    """Tell which buffers among the arguments are donated, by what JAX says of the arguments."""
+    """Tell which buffers among the arguments are donated, from JAX's data on the arguments."""
     leaves = [[info.donated for info in jax.tree.leaves(buffer)] for buffer in buffers_in(infos)]
     if all(len({*of_buffer}) < 2 for of_buffer in leaves):
         return [all(of_buffer) for of_buffer in leaves]
-    # An argument is donated as a whole. JAX takes the numbers that `jax.pmap` is given for those of
-    # leaves.
+    # An argument is donated as a whole. JAX reads the numbers for `jax.pmap` as those of leaves.
     named = {number for number, info in enumerate(jax.tree.leaves(infos)) if info.donated}
     of_args = [number in named for number, given in enumerate(args) for _ in buffers_in(given)]
     return of_args + [False for _ in buffers_in(kwargs)]
@@ -155,7 +155,7 @@ def _refuse_twice(given: Any, infos: Any) -> None:
     """Raise if an array is donated twice, which JAX refuses only when the step runs."""
     arrays, donated = jax.tree.leaves(given), [info.donated for info in jax.tree.leaves(infos)]
     if len(arrays) != len(donated):
-        return  # static arguments lie among them
+        return  # the numbers include static arguments
     counts = collections.Counter(
         id(array)
         for array, is_donated in zip(arrays, donated, strict=True)
@@ -171,14 +171,14 @@ def _refuse_twice(given: Any, infos: Any) -> None:
 
 
 def _sizes(buffers: list[Any], given: Any) -> str:
-    """Return a sentence on the buffers that are larger than those that were given, if any are."""
+    """Return a sentence on the replaced buffers, if any."""
     pairs = zip(buffers, buffers_in(given), strict=True)
     larger = [f"{buffer.capacity:,}" for buffer, old in pairs if buffer.capacity > old.capacity]
     return f" Small buffers were looked at with {' and '.join(larger)} rows." if larger else ""
 
 
 def _refuse_lost(found: list[Array], names: dict[Array, str], note: str) -> None:
-    """Raise for arrays whose memory no result takes."""
+    """Raise for arrays whose memory is lost."""
     if found:
         listed = ", ".join(f"{names[array]} {array.dtype}[{array.size:,}]" for array in found)
         raise RuntimeError(

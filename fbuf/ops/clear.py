@@ -55,7 +55,8 @@ def clear(state: State[Item], *, donate: bool = True) -> State[Item]:
         places=ring.writes is not None,
         removable=ring.removable,
     )
-    # Both go together, so that the new index takes the memory of the old one. Else jit drops that.
+    # One barrier holds both indices, so that the new index reuses the memory of the old one.
+    # Otherwise jit drops the old one.
     _, index = lax.optimization_barrier(
         (state.index, varying(state.sampler.init(new), state.fault))
     )

@@ -1,4 +1,4 @@
-"""Drawing a batch of a buffer that remembers what was drawn."""
+"""Drawing a batch from a buffer that remembers its draws."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fbuf._arrays import Array, PRNGKey
 from fbuf.checks import values as check
 from fbuf.dispatch.call import operation_of_both
 from fbuf.ops.after import after
-from fbuf.ops.read import noted
+from fbuf.ops.read import recorded
 from fbuf.ops.sample import CHECKS, planned, weighted
 from fbuf.samplers.protocol.sampler import Sampler
 from fbuf.sharded_state import ShardedSample, ShardedState
@@ -55,7 +55,7 @@ def draw(
     count: Array | int | None = None,
     donate: bool = True,
 ) -> tuple[State[StoredItem], Sample[Data]]:
-    """Draw a batch, and have the buffer remember what was drawn.
+    """Draw a batch, and record the draws in the buffer.
 
     It takes the place of `fbuf.sample` for a sampler such as `fbuf.FreshFirst`, whose next batch
     depends on the batches before.
@@ -66,15 +66,15 @@ def draw(
         batch_size: As for `fbuf.sample`.
         view: As for `fbuf.sample`.
         beta: As for `fbuf.sample`.
-        count: As for `fbuf.sample`. The rows behind do not count as drawn.
+        count: As for `fbuf.sample`. Rows behind `count` do not count as drawn.
         donate: As for `fbuf.add`.
 
     Returns:
         The buffer, and the batch, as `fbuf.sample` returns it. A row that the view masks counts as
-        drawn, or it would come again and again.
+        drawn; otherwise it would come again and again.
 
     Raises:
-        ValueError: As `fbuf.sample`. When traced, if the sampler remembers nothing.
+        ValueError: As `fbuf.sample`. When traced, if the sampler remembers no draws.
         TypeError: As `fbuf.sample`.
         RuntimeError: If `state` has been consumed.
 
@@ -95,10 +95,10 @@ def draw(
     """
     require_noting("draw", state.sampler)
     drawn, view_key = planned(state, key, beta, None, batch_size, view, count)
-    # A sampler may read its index for the probabilities alone.
+    # A sampler may read its index only for the probabilities.
     batch = gather(state, drawn.slots, drawn.mask, view, view_key, (drawn.probability,))
-    batch = weighted(noted(state, batch), drawn)
-    # It writes where the draws have read, also for their probabilities.
+    batch = weighted(recorded(state, batch), drawn)
+    # It writes to the places that the draws and their probabilities read.
     slots = tie(drawn.slots, drawn.probability, drawn.log_weight)
     drawn = dataclasses.replace(drawn, slots=slots)
     index = state.sampler.note(state.index, state.ring, drawn)
@@ -106,7 +106,7 @@ def draw(
 
 
 def require_noting(function: str, sampler: Sampler) -> None:
-    """Refuse a sampler that remembers nothing of what was drawn."""
+    """Refuse a sampler that remembers no draws."""
     if not sampler.notes_draws:
         name = function.replace("draw", "sample")
         raise ValueError(

@@ -82,7 +82,7 @@ def cut_episodes(state: State[Item], *, donate: bool = True) -> State[Item]: ...
 def cut_episodes(state: ShardedState[Item], *, donate: bool = True) -> ShardedState[Item]: ...
 @operation_of_both()
 def cut_episodes(state: State[Item], *, donate: bool = True) -> State[Item]:
-    """End the open episodes as `end_episode` does, and mark that their rest never comes."""
+    """End the open episodes as `end_episode` does, and mark them as unfinished."""
     if state.ring.writes is not None:
         return state
     return ended(state, jnp.ones(state.ring.lanes, bool), TRUNCATED | UNFINISHED)
@@ -100,7 +100,7 @@ def end_lanes(
     resets: jax.Array | None = None,
     bits: int = TRUNCATED,
 ) -> State[Item]:
-    """Truncate the open episodes of some lanes, where nothing is read any more; see `Ring.end`."""
+    """Truncate the open episodes of some lanes, after all reads; see `Ring.end`."""
     ring, slots = marks.end(state.ring, lanes, resets, bits)
     next_obs, fault = state.next_obs, state.fault
     if next_obs is not None:

@@ -25,7 +25,7 @@ def expire(
 ) -> ShardedState[Item]: ...
 @operation_of_both(checks={"version": check.count})
 def expire(state: State[Item], version: Array | int, *, donate: bool = True) -> State[Item]:
-    """Retire rows of lower versions: no batch has them from now on.
+    """Retire rows of lower versions: no later batch has them.
 
     The buffer must be made with `fbuf.Limited(version="...")`. Call it when the policy of the
     learner gets a new version. Rows that are added later with a lower version are not drawn either.

@@ -24,7 +24,7 @@ from fbuf.storage.store import Item
 from fbuf.xla.place import settled
 
 _NAMED = 5
-"""Leaves that a message names at most."""
+"""The most leaves in a message."""
 
 
 def extend(state: State[Item], other: State[Item]) -> State[Item]:
@@ -32,8 +32,8 @@ def extend(state: State[Item], other: State[Item]) -> State[Item]:
 
     The open episodes of `state` are truncated, as by `fbuf.end_episode`, and the rows of `other`
     follow. Their flags, next observations, removed rows and open episodes stay as they are. So
-    training goes on as if you had added the rows yourself. If they are more than `state` has room
-    for, the newest stay, as with `fbuf.add`. The rows of `state` keep their ids.
+    training goes on as if you had added the rows yourself. If they do not fit, the newest stay, as
+    with `fbuf.add`. The rows of `state` keep their ids.
 
     With the same number of environments, each lane is added to its own, and one without rows in
     `other` stays as it is. Otherwise all episodes of `other` are added whole, one after another, in
@@ -53,8 +53,8 @@ def extend(state: State[Item], other: State[Item]) -> State[Item]:
     Args:
         state: The buffer; not consumed. Inside `jit`, donate it at the outermost `jit`, and the
             rows are written in place.
-        other: The buffer whose rows to add; not consumed. Its item, and the `next_of` it was made
-            with, are those of `state`. Capacity and sampler may be others.
+        other: The buffer whose rows to add; not consumed. Its item and its `next_of` are those of
+            `state`. Capacity and sampler may be others.
 
     Returns:
         The buffer with the rows in it. Faults of both stay set.
@@ -74,8 +74,8 @@ def extend(state: State[Item], other: State[Item]) -> State[Item]:
         FULL: As for `fbuf.add`.
         LOST_UNREAD: As for `fbuf.add`.
 
-    Cost: O(M log N) time for the `M` rows that `other` has room for, O(M log M) to put episodes one
-    after another. A call from Python copies `state`.
+    Cost: O(M log N) time for the `M` rows of the capacity of `other`; O(M log M) to order whole
+        episodes. A call from Python copies `state`.
 
     Examples:
         >>> import fbuf, jax.numpy as jnp
@@ -100,7 +100,7 @@ def extend(state: State[Item], other: State[Item]) -> State[Item]:
 
 @operation(several=True)
 def _extend(states: tuple[State[Item], State[Item]]) -> State[Item]:
-    """As `extend`."""
+    """Add the rows; see `extend`."""
     state, other = states
     _check_rows(state, other)
     source = _source(state, other)
@@ -117,7 +117,7 @@ def _extend(states: tuple[State[Item], State[Item]]) -> State[Item]:
     new = ended(dataclasses.replace(state, fault=fault), taken > 0, TRUNCATED | UNFINISHED)
     new = appended(new, [source], kept, taken)
     if not isinstance(source, Lanes):
-        new = ended(new, taken > 0)  # as its own open episode: whole
+        new = ended(new, taken > 0)  # like its own open episode: whole
     new = _with_resets(new, state, other, source, kept)
     resets = None if new.ring.open is None else new.ring.open.resets
     return new if room is None else with_gap(new, taken < kept, resets)
@@ -126,10 +126,10 @@ def _extend(states: tuple[State[Item], State[Item]]) -> State[Item]:
 def _with_resets(
     new: State[Item], state: State[Item], other: State[Item], source: Source, kept: Array
 ) -> State[Item]:
-    """Take over from the newest rows which environments are to be reset."""
+    """Take over the pending resets of environments from the newest rows."""
     if new.ring.open is None or state.ring.open is None:
         return new
-    if source.number > 1 and isinstance(source, Dealt):  # the environments go on as they were
+    if source.number > 1 and isinstance(source, Dealt):  # the environments continue
         resets = state.ring.open.resets
     elif isinstance(source, Lanes) and other.ring.open is not None:
         resets = jnp.where(kept > 0, other.ring.open.resets, new.ring.open.resets)
@@ -140,7 +140,7 @@ def _with_resets(
 
 
 def _source(state: State[Any], other: State[Any]) -> Source:
-    """Return the rows of `other`, as they fit the environments of `state`."""
+    """Return the rows of `other`, arranged for the environments of `state`."""
     ring, its = state.ring, other.ring
     lanes = f"num_envs={its.num_envs}"
     if ring.lanes == its.lanes and (ring.autoreset == "next_step") == (
@@ -170,7 +170,7 @@ def _source(state: State[Any], other: State[Any]) -> Source:
 
 
 def _check_holes(state: State[Any], other: State[Any], source: Source) -> None:
-    """Refuse rows some of which may be removed, where none can be."""
+    """Refuse removed rows for a buffer with `removable=False`."""
     if state.ring.removable:
         return
     instead = "make state with fbuf.init(..., removable=True)"
@@ -188,7 +188,7 @@ def _check_holes(state: State[Any], other: State[Any], source: Source) -> None:
 
 
 def _check_rows(state: State[Any], other: State[Any]) -> None:
-    """Refuse rows of another item, or with other next observations."""
+    """Refuse a buffer with another item, or another `next_of`."""
     one, two = state.storage, other.storage
     if one.layout.tree != two.layout.tree:
         raise ValueError(_other_fields(one.item, two.item))
@@ -209,7 +209,7 @@ def _check_rows(state: State[Any], other: State[Any]) -> None:
 
 
 def _other_fields(one: Any, two: Any) -> str:
-    """Return the message that two items differ: the leaves that only one of them has."""
+    """Return an error message with the leaves that only one of two items has."""
     names = [dict.fromkeys(map(_name, jax.tree.leaves_with_path(item))) for item in (one, two)]
     told = "fbuf.extend: both buffers must hold the same item"
     for own, other, of in ((names[0], names[1], "state"), (names[1], names[0], "other")):

@@ -21,7 +21,7 @@ from fbuf.storage.store import Storage
 from fbuf.xla.explicit import on_automatic_axes
 
 _CHUNK = 2**24
-"""Bytes of rows that are moved at a time."""
+"""The bytes of rows to move at a time."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,7 @@ class _New:
 def changed(
     function: str, state: State[Any], fill: Mapping[str, Any], drop: Collection[str]
 ) -> State[Any]:
-    """Make a buffer of the same rows with other fields; all else is the same.
+    """Make a buffer of the same rows with other fields; all else stays the same.
 
     Args:
         function: The called function, for errors.
@@ -70,7 +70,7 @@ def changed(
 
 
 def _refuse_drawn_by(function: str, sampler: Sampler, drop: Collection[str]) -> None:
-    """Refuse to drop a field that the sampler looks at; one filled anew would not fit its index."""
+    """Refuse to drop a field of the sampler: new values would not fit its index."""
     for field in sampler.fields:
         for name in drop:
             if f"{field}.".startswith(f"{name}."):
@@ -84,7 +84,7 @@ def _refuse_drawn_by(function: str, sampler: Sampler, drop: Collection[str]) -> 
 def _sources(
     function: str, storage: Storage[Any], fill: Mapping[str, Any], drop: Collection[str]
 ) -> Any:
-    """Return the new item: a tree with the number of an old leaf, or a `_New`, as each leaf."""
+    """Return the new item, with the number of an old leaf or a `_New` as each leaf."""
     layout = storage.layout
     tree = _copied(jax.tree.unflatten(layout.tree, list(range(len(layout.fields)))))
     for name in drop:
@@ -101,7 +101,7 @@ def _sources(
 
 
 def _remove(function: str, tree: Any, name: str) -> None:
-    """Remove a field, and each dict that is left without fields."""
+    """Remove a field, and each dict that becomes empty."""
     node, last = _place(function, "drop", tree, name)
     if last not in node:
         raise ValueError(
@@ -129,12 +129,12 @@ def _copied(tree: Any) -> Any:
 
 
 def _place(function: str, argument: str, tree: Any, name: Any) -> tuple[dict[str, Any], str]:
-    """Return the dict that has a field, or is to have it, and the field's name there."""
+    """Return the dict of an old or new field, and the field's name there."""
     if not isinstance(name, str):
         raise TypeError(
             f"fbuf.{function}: {argument} must have names such as 'camera.depth', got {name!r}"
         )
-    if type(tree) is dict and name in tree:  # a field whose own name has dots
+    if type(tree) is dict and name in tree:  # a field with dots in its own name
         return tree, name
     *outer, last = name.split(".")
     for depth, part in enumerate(outer, start=1):
@@ -164,7 +164,7 @@ def _moved(old: Storage[Any], sources: Any) -> Storage[Any]:
 def _written(
     old: Storage[Any], new: list[jax.Array], *, tree: Any, numbers: tuple[int | None, ...]
 ) -> Storage[Any]:
-    """Write all rows anew: `numbers` has each leaf's old number, or None for the next new one."""
+    """Rewrite all rows: `numbers` has each leaf's old number, or None for the next new leaf."""
     capacity, fields = old.words.shape[0], old.layout.fields
     values = iter(new)
     specs = [fields[n] if n is not None else next(values) for n in numbers]

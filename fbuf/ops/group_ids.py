@@ -21,12 +21,12 @@ _COUNT = functools.partial(check.integer, smallest=1)
 
 @operation(static=("count",), checks={"count": _COUNT, "group": check.count, "first": check.count})
 def group_ids(state: State[Any], group: Array | int, count: int, *, first: Array | int = 0) -> Ids:
-    """Name rows of one group, oldest first: all that `fbuf.Grouped` may draw of it.
+    """Name the drawable rows of one group, oldest first.
 
     Args:
         state: The buffer, made with `fbuf.Grouped`; never consumed.
         group: The number of the group; may be traced.
-        count: How many rows to name, a static int of at least 1.
+        count: The number of rows, a static int of at least 1.
         first: The place of the first one among the rows of the group, from 0; may be traced.
 
     Returns:

@@ -8,18 +8,18 @@ from fbuf.checkpoint import background, manifest, paths, sharded_manifest
 
 
 def has_checkpoint(path: str | os.PathLike[str]) -> bool:
-    """Tell whether there is a checkpoint in a directory: whether a run can go on.
+    """Tell whether a directory has a checkpoint, from which a run can continue.
 
-    A save that was stopped in the middle leaves files, and no checkpoint. A damaged checkpoint is
-    one: `fbuf.load` says what is wrong with it, and a new run does not take its place silently.
+    A save that was stopped in the middle leaves files, and no checkpoint. A damaged checkpoint
+    counts: `fbuf.load` reports the damage, and no new run replaces it silently.
 
     Args:
         path: The directory, as for `fbuf.save`, or `save` of a `HostStore` or of an object for
             PyTorch. It need not exist.
 
     Returns:
-        True if a save to the directory was ever completed. A save of this process that is under way
-        in the background is waited for.
+        True if a save to the directory was ever completed. The call waits for a background save of
+        this process.
 
     Raises:
         ValueError: If `path` is empty or a URL.

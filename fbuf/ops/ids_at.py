@@ -28,12 +28,12 @@ def _integers(function: str, argument: str, value: Any) -> Any:
             raise TypeError(
                 f"{name} must be integers of one shape, such as [0, 2]: {error}"
             ) from None
-        value = value if value.size else value.astype(np.int32)  # no number says no dtype
+        value = value if value.size else value.astype(np.int32)  # an empty list has no dtype
     elif isinstance(value, int):
         value = np.asarray(value)
     is_array = isinstance(value, jax.Array | np.ndarray | np.generic)
     if not is_array or isinstance(value, np.ma.MaskedArray):
-        check.array(function, argument, value)  # it says more of a tensor, or of a mask
+        check.array(function, argument, value)  # its message on tensors and masks is better
         raise TypeError(f"{name} must be integers, got {type(value).__name__}")
     if value.dtype == bool:
         raise TypeError(f"{name} must be integers, got bool; for a mask give np.flatnonzero(mask)")
@@ -51,8 +51,8 @@ def _integers(function: str, argument: str, value: Any) -> Any:
 def ids_at(state: State[Any], slots: Array) -> Ids:
     """Name the rows that lie in these slots now.
 
-    It is for programs that know only slots. The ids of a batch are better: they name the drawn
-    rows, also when other rows have taken their slots since.
+    It is for programs that know only slots. The ids of a batch are better: they never name a later
+    row in the slot of a drawn one.
 
     Args:
         state: The buffer; never consumed.
@@ -77,7 +77,7 @@ def ids_at(state: State[Any], slots: Array) -> Ids:
     """
     slots = jnp.asarray(slots)
     if slots.dtype != jnp.int32:
-        if slots.dtype.itemsize >= 4:  # the cast would take a slot outside for one inside
+        if slots.dtype.itemsize >= 4:  # the cast could wrap a slot into the range
             outside = (slots < 0) | (slots >= state.capacity)
             slots = jnp.where(outside, state.capacity, slots)
         slots = slots.astype(jnp.int32)

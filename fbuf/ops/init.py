@@ -27,7 +27,7 @@ from fbuf.xla.place import allocating, settled
 from fbuf.xla.varying import varying
 
 _CHEAP = 2**20
-"""Bytes that nobody misses: more ends of episodes than a sixteenth of the rows may take them."""
+"""Bytes that do not matter: ends of episodes may take them beyond a sixteenth of the rows."""
 
 
 def init(
@@ -124,7 +124,8 @@ def maker(
 ) -> Callable[..., State[Any]]:
     """Check options of `init`, and return a function that makes such a buffer.
 
-    It takes a capacity, and perhaps a tag. The buffer is one of `shards` of a buffer over a mesh.
+    The function takes a capacity, and maybe a tag. The buffer is one of `shards` of a buffer over a
+    mesh.
     """
     check.instance("init", "sampler", sampler, Sampler, "fbuf.Uniform()")
     num_envs = _environments(num_envs, capacity, lockstep)
@@ -187,7 +188,7 @@ def empty_like(
     shards: int = 1,
     tag: jax.Array | int | None = None,
 ) -> State[Any]:
-    """Return an empty buffer with other lanes, and with another tag or its own, else as `state`."""
+    """Return an empty buffer like `state`, with other lanes, and with its own or another tag."""
     old, kept = state.ring, state.next_obs
     lockstep = old.lockstep or num_envs is None
     follow, tag = old.open is not None, old.tag[0] if tag is None else tag
@@ -199,7 +200,7 @@ def empty_like(
 
 
 def ends_by_default(ring: Ring, storage: Storage[Any], next_of: str) -> int:
-    """Return the default number of ends of episodes whose last observation to keep.
+    """Return the default of `max_ends`.
 
     In a short lane the number of ends is sometimes far from its mean. On-policy rollouts are short,
     with short episodes at first. More room for ends is cheap there.
@@ -211,20 +212,20 @@ def ends_by_default(ring: Ring, storage: Storage[Any], next_of: str) -> int:
 def check_room(
     function: str, specs: Any, capacity: int, step: int, make: Callable[[int], State[Any]]
 ) -> None:
-    """Refuse a buffer that the device has no room for, before any memory is taken.
+    """Refuse a buffer that does not fit the device, before any allocation.
 
     Args:
         function: The called function, for errors.
         specs: The item.
         capacity: The number of rows.
-        step: The number that a capacity is a multiple of.
+        step: The divisor of a valid capacity.
         make: Makes a buffer of a capacity.
     """
     if traced():
         return
     device = next(iter(zeros((), np.uint8).devices()))
     free = sizes.free(device)
-    # The exact size takes a trace, which is not worth its time far below the free memory.
+    # The exact size takes a trace, which is too slow for a buffer far below the free memory.
     if free is None or capacity * (3 * sizes.nbytes(specs) + 64) < free:
         return
     takes = lambda capacity: sizes.nbytes(jax.eval_shape(lambda: make(capacity)))

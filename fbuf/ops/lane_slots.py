@@ -15,10 +15,10 @@ def slots_back(ring: Ring, back: jax.Array, there: jax.Array) -> jax.Array:
     Args:
         ring: The ring.
         back: int32 `[lanes or 1, n]`; the number of steps.
-        there: bool `[lanes, n]`; whether there is such a row.
+        there: bool `[lanes, n]`; a mask of the rows that exist.
 
     Returns:
-        int32 `[lanes, n]`, or `[n]` without environments; `NO_SLOT` where there is no row.
+        int32 `[lanes, n]`, or `[n]` without environments; `NO_SLOT` for a missing row.
     """
     slots = jnp.where(there, ring.later(ring.clamp(ring.newest())[:, None], -back), NO_SLOT)
     return slots if ring.num_envs is not None else slots[0]
@@ -29,8 +29,8 @@ def oldest_slots(ring: Ring, rows: jax.Array, given: jax.Array, count: int) -> j
 
     Args:
         ring: The ring.
-        rows: int32 `[lanes]` or `[heads]`; the number of rows to look at.
-        given: int32, as `rows`; the number of them to return, at most `count`.
+        rows: int32 `[lanes]` or `[heads]`; the number of newest rows.
+        given: int32, as `rows`; the number of rows to return, at most `count`.
         count: The length of the result.
 
     Returns:

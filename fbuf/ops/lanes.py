@@ -1,6 +1,6 @@
 """Moving rows from buffer to buffer: a lane at a time, or episode by episode.
 
-Resizing a buffer, joining buffers, splitting a buffer and another number of shards all use it.
+It serves `resize`, `extend`, `split` and `reshard`.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from fbuf.storage.store import Item
 from fbuf.xla.rows import flat
 
 _ROWS = 4096
-"""About how many rows are moved at a time."""
+"""The approximate number of rows to move at a time."""
 
 
 class Lanes(NamedTuple):
-    """Some lanes of a buffer, side by side: the first one, and how many; static."""
+    """Adjacent lanes of a buffer: the number of the first, and their count; static."""
 
     state: State[Any]
     first: int
@@ -61,7 +61,7 @@ class Lanes(NamedTuple):
         return ring.later(newest[None], jnp.minimum(step - kept[None] + 1, 0))
 
     def closed(self, slots: jax.Array, flags: jax.Array) -> jax.Array:
-        """Return the flags of ends that rows get: open episodes stay open."""
+        """Return the flags of ends for rows: open episodes stay open."""
         return flags & ENDS
 
     def fills(self, step: jax.Array, kept: jax.Array) -> None:
@@ -69,7 +69,7 @@ class Lanes(NamedTuple):
 
 
 class Dealt(NamedTuple):
-    """Whole episodes of any lanes, dealt out to one lane or several: in each one after another.
+    """Whole episodes of any lanes, dealt out to one lane or several, one after another.
 
     Attributes:
         state: The buffer of the episodes.
@@ -94,7 +94,7 @@ class Dealt(NamedTuple):
         return longest if self.together else self.size
 
     def _place(self, step: jax.Array, kept: jax.Array) -> jax.Array:
-        """Return the row of its part that each step is; below 0 for a filling row."""
+        """Return the row of each step in its part; below 0 for a filling row."""
         return self.size[None] - kept[None] + step
 
     def slots(self, step: jax.Array, kept: jax.Array) -> jax.Array:
@@ -107,12 +107,12 @@ class Dealt(NamedTuple):
         return per_lane
 
     def closed(self, slots: jax.Array, flags: jax.Array) -> jax.Array:
-        """Return the flags of ends that rows get: open episodes are truncated."""
+        """Return the flags of ends for rows: open episodes are truncated."""
         is_open = (flags & ENDS == 0) & (self.state.ring.newer(slots) == 0)
         return flags & ENDS | jnp.where(is_open, jnp.uint8(TRUNCATED | UNFINISHED), jnp.uint8(0))
 
     def fills(self, step: jax.Array, kept: jax.Array) -> jax.Array | None:
-        """Tell which rows only fill a lane: bool `[steps, number]`; None if no row does."""
+        """Return a mask of the filling rows: bool `[steps, number]`; None without such rows."""
         return self._place(step, kept) < 0 if self.together else None
 
 
@@ -125,7 +125,7 @@ def in_one_lane(state: State[Any], order: jax.Array, rows: jax.Array) -> Dealt:
 
 
 def dealt(state: State[Any], number: int, together: bool) -> Dealt:
-    """Deal all episodes of a buffer out to `number` lanes, about as many rows to each.
+    """Deal all episodes of a buffer out to `number` lanes, about equally many rows to each.
 
     The episodes stay in the order of time: the first lane gets the earliest ones.
     """
@@ -144,7 +144,7 @@ def dealt(state: State[Any], number: int, together: bool) -> Dealt:
 def filled(
     new: State[Item], sources: Sequence[Source], lap: jax.Array | None = None
 ) -> State[Item]:
-    """Fill an empty buffer with the newest rows of the sources, whose lanes lie side by side.
+    """Fill an empty buffer with the newest rows of the sources, whose lanes become adjacent.
 
     If environments step together, all lanes must have as many steps.
 
@@ -152,8 +152,8 @@ def filled(
         new: The empty buffer, with room for the rows.
         sources: The sources of the rows.
         lap: The lap of the newest ids which must be stale, int32. None is the lap of each lane, or
-            the latest one if there is one lane. With None, an old id may meet rows of its own lane
-            only.
+            the latest one if there is one lane. With None, old ids must never meet rows of other
+            lanes.
     """
     kept = joined([jnp.minimum(of.steps(), new.ring.lane_length) for of in sources])
     # Ids from before have one of the last two laps.
@@ -168,7 +168,7 @@ def filled(
     for of in sources:
         fault |= of.state.fault
     index = new.index
-    if new.sampler.is_queue:  # the rows are there, but as many have been read as before
+    if new.sampler.is_queue:  # the rows are stored again, but keep the number of read rows
         unread = joined([of.of(unread_of_lanes(of.state)) for of in sources])
         fault |= bits_where((unread > new.ring.lane_length).any(), Fault.LOST_UNREAD)
         read = kept - jnp.minimum(kept, unread)
@@ -191,8 +191,8 @@ def appended(
     Args:
         new: The buffer.
         sources: The sources of the rows, whose lanes lie side by side.
-        kept: int32 `[lanes]`; the number of newest rows of each lane that are meant.
-        taken: int32 `[lanes]`; the number of these with room, the oldest first.
+        kept: int32 `[lanes]`; the number of newest rows of each lane to move.
+        taken: int32 `[lanes]`; the number of these rows that fit, the oldest first.
     """
     lanes, step_rows = new.ring.lanes, new.ring.lane_length
     nothing = jnp.full(1, new.capacity, jnp.int32)
@@ -201,7 +201,7 @@ def appended(
         index, _ = new.sampler.take_over(
             index, new.ring, nothing, Origin(of.state.sampler, of.state.index, nothing * 0)
         )
-        if isinstance(of, Dealt) or of.first == 0:  # the lanes of a shard may go to several
+        if isinstance(of, Dealt) or of.first == 0:  # lanes of one shard may move to several shards
             index = new.sampler.take_counts(index, of.state.sampler, of.state.index)
     new = dataclasses.replace(new, index=index)
     most = min(max(_longest(of) for of in sources), step_rows)
@@ -242,15 +242,15 @@ def unread_of_lanes(state: State[Any]) -> jax.Array:
 
 
 def _latest(laps: list[jax.Array]) -> jax.Array:
-    """Return the latest of laps that are not far apart: int32 `[1]`; laps wrap around."""
+    """Return the latest of nearby laps, which wrap around: int32 `[1]`."""
     every = joined(laps)
     return every[:1] + jnp.max(every - every[:1])
 
 
 def _is_cut(ring: Ring, slots: jax.Array, flags: jax.Array, step: jax.Array) -> jax.Array:
-    """Tell whether the episodes of rows began in earlier rows, not kept: bool `[steps, n]`."""
+    """Return a mask of rows whose episodes began in rows that are not kept: bool `[steps, n]`."""
     before = ring.flags[ring.later(slots, -1)]
-    # The rows before the first kept row of a lane are left behind.
+    # Rows before the first kept row of a lane do not move.
     goes_on = (step == 0) & (ring.older(slots) > 0) & (before & NEXT_BEGINS == 0)
     return ring.begin_is_gone(slots, flags) | goes_on
 
@@ -258,8 +258,8 @@ def _is_cut(ring: Ring, slots: jax.Array, flags: jax.Array, step: jax.Array) -> 
 class _SourceSteps(NamedTuple):
     """Some steps of a source: leaves `[steps, lanes, ...]`.
 
-    `given` is the new flags of the rows. `following` is their next observations, and which of these
-    are known; None if the buffer keeps none.
+    `given` has the new flags of the rows. `following` has their next observations, and a mask of
+    the known ones; None without `next_of`.
     """
 
     slots: jax.Array
@@ -289,7 +289,7 @@ def _read(of: Source, step: jax.Array, kept: jax.Array) -> _SourceSteps:
 
 
 def _read_flags(of: Source, step: jax.Array, kept: jax.Array) -> jax.Array:
-    """Read the flags of some steps of a source, in which filling rows are removed."""
+    """Read the flags of steps of a source; filling rows count as removed."""
     flags, fills = of.state.ring.flags[of.slots(step, kept)], of.fills(step, kept)
     return flags if fills is None else jnp.where(fills, jnp.uint8(REMOVED), flags)
 
@@ -321,11 +321,11 @@ def _with_steps(
         """Join parts step by step, and in a step lane by lane: `[rows, ...]`."""
         return flat(parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1))
 
-    given = in_turn(*[part.given for part in read])
+    new_flags = in_turn(*[part.given for part in read])
     dummy = None
     if new.ring.open is not None:
         dummy = in_turn(*[part.flags for part in read]) & DUMMY > 0
-    ring, span = append(new.ring, given, there, new.fault, dummy)
+    ring, span = append(new.ring, new_flags, there, new.fault, dummy)
     rows = jax.tree.map(in_turn, *[part.rows for part in read])
     looked_at = row_fields.of_rows(new.sampler, new.storage.layout, rows)
     span = dataclasses.replace(span, fields=looked_at)
@@ -341,7 +341,7 @@ def _with_steps(
     next_obs = new.next_obs
     if next_obs is not None:
         following, known = jax.tree.map(in_turn, *[part.following for part in read])
-        next_obs, lost = next_obs.add(ring, span, given, following, known)
+        next_obs, lost = next_obs.add(ring, span, new_flags, following, known)
         fault = collected(fault, lost)
     storage = new.storage.write(span.slots, rows)
     return dataclasses.replace(
@@ -357,7 +357,7 @@ def _without_removed(
     kept: jax.Array,
     taken: jax.Array,
 ) -> State[Item]:
-    """Remove the rows of some steps from the new buffer that the sources had removed."""
+    """Remove from the new buffer the rows of some steps that were removed in the sources."""
     step = first + jnp.arange(steps, dtype=jnp.int32)[:, None]
     flags = joined([_read_flags(of, step, own) for of, _, own in _each(sources, kept)])
     gone = (step < taken[None]) & (flags & (REMOVED | DUMMY) == REMOVED)

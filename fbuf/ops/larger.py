@@ -12,16 +12,16 @@ from fbuf.ops.resize import empty_as
 from fbuf.state import State
 
 _ROWS = 8 * LARGE
-"""The least rows of a larger buffer: its smallest array for all rows has a bit of each."""
+"""The fewest rows of a larger buffer: its smallest array has one bit a row."""
 
 
 def enlarged(tree: Any) -> Any:
-    """Return a tree with shapes of larger buffers in place of all that are small."""
+    """Return a tree with shapes of larger buffers in place of all small ones."""
     return with_buffers(lambda buffer: _enlarged(buffer) if is_small(buffer) else buffer, tree)
 
 
 def is_small(buffer: Any) -> bool:
-    """Tell whether a buffer has so few rows that a copy of its flags would not count."""
+    """Tell whether a copy of a buffer's flags would be too small to count."""
     state = buffer if isinstance(buffer, State) else buffer.blocks
     return bytes_on_a_device(buffer, state.ring.flags) < LARGE
 
@@ -31,7 +31,7 @@ def _enlarged(buffer: Any) -> Any:
     if isinstance(buffer, State):
         make = _larger
         for _ in buffer.fault.shape:
-            make = jax.vmap(make)  # each axis is one that a vmap has added
+            make = jax.vmap(make)  # each axis is from a vmap
         larger = jax.eval_shape(make, cast(State[Any], buffer))
         sharding = getattr(buffer.fault, "sharding", None)
         return _placed(larger, sharding) if isinstance(sharding, jax.NamedSharding) else larger
@@ -49,7 +49,7 @@ def _enlarged(buffer: Any) -> Any:
 
 
 def _placed(tree: Any, sharding: jax.NamedSharding) -> Any:
-    """Return shapes on the devices on which the arrays of a buffer lie, as of seeds on several."""
+    """Return shapes on the devices of a buffer's arrays, such as seeds on several devices."""
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree
     )
@@ -57,6 +57,7 @@ def _placed(tree: Any, sharding: jax.NamedSharding) -> Any:
 
 def _larger(state: State[Any]) -> State[Any]:
     """Return an empty buffer of some times the capacity."""
-    # A multiple fits the environments and the stride. An odd one is the size of few other arrays.
+    # A multiple fits the environments and the stride. Few other arrays have an odd multiple as
+    # their size.
     times = -(-_ROWS // state.capacity) | 1
     return empty_as(state, state.capacity * times)

@@ -13,13 +13,13 @@ import jax
 from fbuf.checkpoint import (
     background,
     config,
+    deletable,
     lineage,
     manifest,
     other_run,
     paths,
     progress,
     reader,
-    seen,
     shapes,
     sharded_manifest,
 )
@@ -94,9 +94,9 @@ def load(
 
     A run that goes on from there resets its environments, as a rule. So the episodes that were open
     are ended, as by `fbuf.end_episode`, and `fbuf.report` does not count these episodes as whole.
-    All else is bit for bit as `fbuf.save` returned it. With `episodes="keep"` all of it is, and
-    training goes on as if it had never stopped: restore the environments, too. All bytes are held
-    against their checksums. Nothing that a file says is run.
+    All else is bit for bit as `fbuf.save` returned it. With `episodes="keep"` everything is, and
+    training continues exactly: restore the environments, too. All bytes are held against their
+    checksums. Nothing that a file says is run.
 
     The buffer carries the save id of the checkpoint, so the next save to the directory writes only
     what is new. Checkpoints of fbuf 0.2 have no save id; the first save after them writes all rows.
@@ -105,12 +105,12 @@ def load(
     another one.
 
     Args:
-        path: The directory that was given to `fbuf.save`.
+        path: The directory of `fbuf.save`.
         item: An example of an item, as it was saved. Needed if items are made of classes of your
             own, or of named tuples. With dicts, lists and tuples it only checks the checkpoint.
         sampler: The sampler. Needed if it is one of your own; else only to check.
-        extra: A tree of the structure that was saved beside the buffer; needed if that has
-            classes of your own, as most optimisers have. Its leaves are not read.
+        extra: A tree of the structure that was saved beside the buffer; needed if that has classes
+            of your own, like most optimisers. Its leaves are not read.
         with_extra: False reads the buffer alone: `extra` of the result is then None.
         capacity: Another capacity for the buffer, as for `fbuf.resize`. None is the one it had.
         fallback: If the newest checkpoint is damaged, warn, and read the one before it. A save that
@@ -133,9 +133,8 @@ def load(
             another item or sampler. The message says what was found.
         TypeError: If a leaf of `item` is no array, or `sampler` is no sampler.
         ValueError: If `item` has no leaf, `path` is empty or a URL, `episodes` is something else,
-            or `capacity` does not fit (see `fbuf.resize`). Also if a field to `drop` is not there,
-            keeps next observations, or is one that the sampler draws by. Also if a field to `fill`
-            is there.
+            or `capacity` does not fit (see `fbuf.resize`). Also if a field to `drop` is missing, is
+            `next_of`, or is a field of the sampler. Also if a field to `fill` is there.
         MemoryError: If the device has no room for it.
         Exception: The error of a save to the directory in the background.
 
@@ -204,13 +203,13 @@ def newest(
             raise
         except CheckpointError as error:
             if manifest.numbers(folder)[-1:] > known[-1:]:
-                # Another process has saved meanwhile, and deleted what was being read.
+                # A save of another process has deleted the files meanwhile.
                 return newest(folder, item, sampler, extra, fallback, make)
             if not fallback or number == known[0]:
                 raise
             warn(f"{error}; reading the checkpoint before it")
             continue
-        seen.note(folder, heads.values())
+        deletable.note(folder, heads.values())
         return Checkpoint(state, beside)
     raise AssertionError("the last one is read, or raises")
 
@@ -222,7 +221,7 @@ def read(
     sampler: Sampler | None,
     make: Callable[..., State[Any]],
 ) -> tuple[Manifest, State[Any], list[Any]]:
-    """Read one checkpoint: its manifest, the buffer, and the arrays of what was saved beside it."""
+    """Read one checkpoint: its manifest, the buffer, and the arrays of the extra tree."""
     found = manifest.read(folder, number)
     with as_damage(folder, number):
         given = config.arguments(found.config, item, sampler)
@@ -235,7 +234,7 @@ def read(
 
 @contextlib.contextmanager
 def as_damage(folder: pathlib.Path, number: int) -> Generator[None]:
-    """Say of what an edited manifest causes that the checkpoint is damaged."""
+    """Turn the errors of an edited manifest into that of a damaged checkpoint."""
     try:
         yield
     except CheckpointError:

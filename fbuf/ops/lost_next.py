@@ -1,7 +1,7 @@
-"""Warnings of rows whose next observation a call has lost: views that need it mask them for good.
+"""Warnings of rows whose next observation a call has lost, which views then always mask.
 
-A call from Python that is about a whole buffer warns. `fbuf.add` does not wait for the device, and
-sets `fbuf.Fault.LOST_NEXT` alone.
+Calls from Python on a whole buffer warn. `fbuf.add` does not wait for the device, and only sets
+`fbuf.Fault.LOST_NEXT`.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ ROOM = "twice the capacity divided by the mean length of an episode is safe"
 
 
 def of_call(where: str, remedy: str, change: Callable[..., S], *states: Any) -> S:
-    """Return what a function makes of buffers, and warn if it has lost next observations.
+    """Return the result of a function of buffers, and warn if it has lost next observations.
 
     Args:
         where: The function that was called.
-        remedy: The way to keep them.
+        remedy: The advice on how to keep them.
         change: A function of the buffers that returns one.
-        states: The buffers: `State`, whose faults tell that next observations were lost.
+        states: The buffers: each a `State`, whose faults report lost next observations.
     """
     if not all(_is_seen(state) for state in states):
         return change(*states)
@@ -52,13 +52,13 @@ def of_call(where: str, remedy: str, change: Callable[..., S], *states: Any) -> 
 
 
 def of_states(where: str, states: Sequence[State[Any]], remedy: str, before: int = 0) -> None:
-    """Warn of the rows of a buffer that are masked for good, if there are any; with their number.
+    """Warn of the number of rows in a buffer that views always mask, if there are any.
 
     Args:
         where: The function that was called.
-        states: The buffer, or all shards of one; their rows are not looked at.
-        remedy: The way to keep the next observations.
-        before: The number of such rows that the caller knows of.
+        states: The buffer, or all shards of one; their rows are not read.
+        remedy: The advice on how to keep the next observations.
+        before: The number of such rows before the call.
     """
     rows, ends = counted(states)
     if rows <= before:
@@ -70,16 +70,16 @@ def of_states(where: str, states: Sequence[State[Any]], remedy: str, before: int
 
 
 def counted(states: Sequence[State[Any]]) -> tuple[int, int]:
-    """Count the rows that are masked for good, and all ends, of the shards of a buffer."""
+    """Count the rows that views always mask, and all ends, in the shards of a buffer."""
     counts = [lost(state.ring, state.next_obs) for state in states if _is_seen(state)]
     return sum(rows for rows, _ in counts), sum(ends for _, ends in counts)
 
 
 def _is_seen(state: Any) -> bool:
-    """Tell whether a buffer keeps next observations, and is one buffer with values."""
+    """Tell whether a value is a single buffer with next observations, and not traced."""
     fault = state.fault
     if state.next_obs is None or isinstance(fault, jax.core.Tracer):
         return False
-    if isinstance(fault, jax.Array):  # a consumed buffer is refused by the call itself
+    if isinstance(fault, jax.Array):  # the call itself refuses a consumed buffer
         return not fault.ndim and not fault.is_deleted()
     return isinstance(fault, np.ndarray) and not fault.ndim

@@ -21,9 +21,9 @@ def named(
     """Look up the slots that ids name, to change their rows.
 
     Returns:
-        The state, which is changed after all that was read of it. Then int32 `[B]` slots: the
-        capacity where an id names no row or `mask` leaves it out. Then the fault bits of each id,
-        uint32 `[B]`, and the shape of the ids.
+        The state, tied to all earlier reads of it. Then int32 `[B]` slots: the capacity where an id
+        names no row or `mask` leaves it out. Then the fault bits of each id, uint32 `[B]`, and the
+        shape of the ids.
     """
     flat, shape = parse.ids(function, ids)
     # The fault is known once all earlier reads of the buffer are done.

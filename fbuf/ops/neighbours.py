@@ -52,11 +52,11 @@ def neighbours(state: State[Any], ids: Ids, steps: Steps) -> Ids: ...
 def neighbours(state: ShardedState[Any], ids: ShardedIds, steps: Steps) -> ShardedIds: ...
 @operation_of_both(static=("steps",), checks={"steps": is_steps})
 def neighbours(state: State[Any], ids: Ids, steps: Steps) -> Ids:
-    """Name the rows that are so many steps before or after each row, in its episode.
+    """Name the rows at some numbers of steps before or after each row, in its episode.
 
-    It is for all that spreads from a row to those around it. Prioritised sequence experience replay
-    raises the priorities of the rows before a surprise. MuZero's reanalysis computes targets anew
-    for the rows around a drawn one.
+    Use it for algorithms that spread data from a row to its neighbours. Prioritised sequence
+    experience replay raises the priorities of the rows before a surprise. MuZero's reanalysis
+    computes targets anew for the rows around a drawn one.
 
     Args:
         state: The buffer; never consumed.
@@ -68,8 +68,8 @@ def neighbours(state: State[Any], ids: Ids, steps: Steps) -> Ids:
     Returns:
         Ids of the shape of `ids`, with one axis of `K` behind. An id names no row (slot -1) where
         the episode does not reach so far, or not yet. The dummies of resets belong to no episode.
-        As for the views, a removed row ends what can be reached, and a row that was overwritten
-        is gone. If an id names no row, or a row that is gone, neither do its neighbours.
+        As for the views, a removed row ends the episode here. If an id names no row, its neighbours
+        name no row either.
 
     Raises:
         ValueError: When traced, if `ids` is empty. Also if `steps` is empty, or has a number that
@@ -79,9 +79,9 @@ def neighbours(state: State[Any], ids: Ids, steps: Steps) -> Ids:
 
     Cost: O(B span) reads of a byte, where the span is that of 0 and all steps.
 
-    Over a mesh: `ids` are as for `fbuf.update_priority`, and the result lies on the mesh as they
-    do. It takes one `all_gather` of 12 bytes for each id, and one `reduce_scatter` of 8 bytes for
-    each neighbour.
+    Over a mesh: `ids` are as for `fbuf.update_priority`, and the result is laid out like them. It
+    takes one `all_gather` of 12 bytes for each id, and one `reduce_scatter` of 8 bytes for each
+    neighbour.
 
     Examples:
         >>> import fbuf, jax.numpy as jnp

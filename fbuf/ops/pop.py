@@ -88,7 +88,7 @@ def pop(
 def popped(
     state: State[Any], count: int, keep: int, mask: Any, view: View
 ) -> tuple[State[Any], Ids]:
-    """Return the buffer with its oldest unread rows read, and their ids; see `pop`."""
+    """Mark the oldest unread rows as read; return the buffer and their ids; see `pop`."""
     ring, sampler = state.ring, queue("pop", state)
     check.integer("pop", "count", count, ring.lane_length)
     check.integer("pop", "keep", keep, count - 1, smallest=0)

@@ -16,7 +16,7 @@ from fbuf.storage.faults import MEANING, Fault
 from fbuf.storage.stored_lanes import stored_lanes
 
 _OF_DRAWS = Fault.NOTHING_TO_DRAW
-"""The faults that are no bad values."""
+"""The faults that do not mean a bad value."""
 
 
 def raise_on_fault(
@@ -70,9 +70,9 @@ def faults_of(state: Any, ignore: Fault) -> tuple[Fault, str]:
 
     Args:
         state: The buffer, or a `vmap`ped batch of buffers.
-        ignore: Faults that need not be looked for.
+        ignore: Faults to ignore.
     """
-    # Rows that lost their priorities, or were removed, set no bit.
+    # Removed rows, and rows of priority 0, set no bit.
     bits = Fault(int(np.bitwise_or.reduce(jax.device_get(state.fault), axis=None)))
     bits &= ~Fault.NOTHING_TO_DRAW
     if Fault.NOTHING_TO_DRAW in ignore or not _draws_nothing(state):
@@ -81,7 +81,7 @@ def faults_of(state: Any, ignore: Fault) -> tuple[Fault, str]:
 
 
 def _draws_nothing(state: State[Any]) -> bool:
-    """Tell whether a full buffer has nothing to draw; of several, whether one has nothing."""
+    """Tell whether a full buffer, or any of several, has nothing to draw."""
     if not state.sampler.may_draw_nothing:
         return False
     nothing = _is_full_of_nothing
@@ -96,7 +96,7 @@ def _is_full_of_nothing(state: State[Any]) -> jax.Array:
 
 
 def _lengths(state: State[Any]) -> str:
-    """Return the lengths of the window and of the longest stored episode, in words. O(N)."""
+    """Return the lengths of the window and of the longest stored episode, as text. O(N)."""
     window = state.sampler.window
     if window == 1 or state.ring.cursor.ndim > 2:
         return f" (window={window})"

@@ -46,7 +46,7 @@ def read(
         state: The buffer; never consumed.
         ids: Which rows, of any shape: from `fbuf.sample`, `fbuf.newest_ids` or `fbuf.ids_at`. Rows
             may repeat.
-        view: The view to read through, as for `fbuf.sample`; static. The rows that you name may
+        view: The view, as for `fbuf.sample`; static. The rows that you name may
             lack steps that the view wants: look at `valid` of `fbuf.Sequence` and `steps` of
             `fbuf.NStep`.
         key: A key of `jax.random`, for views that leave something to chance (`fbuf.Hindsight`). Use
@@ -88,13 +88,13 @@ def named_rows(function: str, state: State[Any], ids: Ids, view: View, key: Any)
     one_buffer(function, state)
     slots, live, shape = find_ids(function, state, ids, view)
     batch = gather(state, slots, live, view, key, zeros=True)
-    return reshaped(noted(state, batch), shape)
+    return reshaped(recorded(state, batch), shape)
 
 
 def find_ids(
     function: str, state: State[Any], ids: Ids, view: View
 ) -> tuple[jax.Array, jax.Array, tuple[int, ...]]:
-    """Return the slots of ids and whether the rows are stored, `[B]`; and the shape of the ids."""
+    """Return the slots of ids and a mask of stored rows, `[B]`, and the shape of the ids."""
     flat, shape = parse.ids(function, ids)
     if view.time_major and len(shape) != 1:
         raise ValueError(
@@ -105,7 +105,7 @@ def find_ids(
     return jnp.where(live, flat.slot, 0), live, shape
 
 
-def noted(state: State[Any], batch: Batch[Any]) -> Batch[Any]:
+def recorded(state: State[Any], batch: Batch[Any]) -> Batch[Any]:
     """Return a batch of a state; a later change of the state in this trace waits for it."""
     read_before_write.note_read(state, batch.ids.slot)
     return batch

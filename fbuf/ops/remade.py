@@ -1,4 +1,4 @@
-"""The empty buffer that a load would make of what a checkpoint says of a buffer."""
+"""The empty buffer that a load would make from a checkpoint."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def like(function: str, state: State[Any]) -> State[Any]:
 
 @functools.lru_cache(maxsize=64)
 def _made(described: str, sampler: Sampler, tree: Any) -> State[Any]:
-    """Trace `init`, once for each kind of buffer: that takes some milliseconds."""
+    """Trace `init` once for each kind of buffer: a trace takes some milliseconds."""
     data = json.loads(described)
     # A load needs 64-bit types for such items, and says so.
     with jax.enable_x64(True):

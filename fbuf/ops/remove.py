@@ -24,7 +24,7 @@ from fbuf.storage.store import Item
 from fbuf.xla.duplicates import last_of_each
 
 _CHUNK = 1024
-"""Rows of episodes that are removed at a time."""
+"""The rows of episodes to remove at a time."""
 
 
 @overload
@@ -126,7 +126,7 @@ def _without_episodes(state: State[Item], slots: jax.Array) -> State[Item]:
 
     def some(carry: tuple[jax.Array, State[Item]]) -> tuple[jax.Array, State[Item]]:
         done, state = carry
-        # Numbers behind the last row are found at `capacity`.
+        # Numbers behind the last row give `capacity`.
         slots = jnp.searchsorted(rank, done + number).astype(jnp.int32)
         return done + number.size, _without(state, slots)
 

@@ -20,25 +20,25 @@ from fbuf.xla.varying import varying
 def resize(state: State[Item], capacity: int, *, max_ends: int | None = None) -> State[Item]:
     """Make a buffer of another capacity that holds the newest rows of this one.
 
-    Rows, flags, priorities, next observations and open episodes are kept, so training goes on as if
-    the buffer had always had this capacity. The rows move to other slots. So ids from before are
-    stale: `update_priority`, `write` and `remove` skip them, and set `Fault.STALE_ID`, or
-    `Fault.ID_OUT_OF_RANGE` where a smaller buffer has no such slot. A stride then begins at other
-    steps, and an epoch of `fbuf.Shuffled` has another order.
+    Rows, flags, priorities, next observations and open episodes are kept, so training continues
+    unchanged. The rows move to other slots. So ids from before are stale: `update_priority`,
+    `write` and `remove` skip them, and set `Fault.STALE_ID`, or `Fault.ID_OUT_OF_RANGE` where a
+    smaller buffer has no such slot. A stride then begins at other steps, and an epoch of
+    `fbuf.Shuffled` has another order.
 
     Args:
         state: The buffer; never consumed. Both are in memory until you drop this one.
         capacity: The number of rows of the new buffer: as for `fbuf.init`, and static. If more rows
-            are stored, the oldest rows of each environment are left behind.
+            are stored, the oldest rows of each environment are dropped.
         max_ends: For a buffer made with `next_of`: as for `fbuf.init`. The capacity may stay as it
             is, to make room for more ends alone. None keeps the share of the capacity.
 
     Returns:
         The buffer of that capacity. Faults stay set.
 
-        Where the first rows of an episode are left behind, or have been overwritten, its oldest
-        kept row does not count as a first step. In a full buffer the oldest row of an environment
-        does not count as a first step either, because the row before it is unknown.
+        If the first rows of an episode were dropped or overwritten, its oldest kept row does not
+        count as a first step. In a full buffer the oldest row of an environment does not count as a
+        first step either, because the row before it is unknown.
 
     Raises:
         MemoryError: If the device has no room for the new buffer beside this one.
@@ -48,9 +48,9 @@ def resize(state: State[Item], capacity: int, *, max_ends: int | None = None) ->
         RuntimeError: If `state` has been consumed.
 
     Faults:
-        LOST_NEXT: With `next_of`, more ends of episodes are kept than the new buffer has room for.
+        LOST_NEXT: With `next_of`, more ends of episodes were kept than fit the new buffer.
             The room grows and shrinks with the capacity, unless `max_ends` says how large it is. A
-            call from Python warns, with the number of rows that views mask from then on.
+            call from Python warns, with the number of rows that views then always mask.
 
     Cost: O(N log N) time for the N rows that are kept. Each capacity compiles a program of its own.
 
@@ -70,7 +70,7 @@ def resize(state: State[Item], capacity: int, *, max_ends: int | None = None) ->
 
 
 def resized(state: State[Item], capacity: int, max_ends: int | None = None) -> State[Item]:
-    """Act as `resize`, without a word on lost next observations."""
+    """Resize without a warning about lost next observations."""
     one_buffer("resize", state)
     capacity = check.integer("resize", "capacity", capacity, check.LARGEST_CAPACITY)
     refuse("resize", state.sampler)
@@ -96,14 +96,14 @@ def resized(state: State[Item], capacity: int, max_ends: int | None = None) -> S
 
 @operation(static=("capacity", "max_ends"))
 def _resize(state: State[Item], *, capacity: int, max_ends: int | None) -> State[Item]:
-    """Act as `resize`, for checked arguments."""
+    """Resize with checked arguments."""
     whole = Lanes(state, 0, state.ring.lanes)
     new = filled(varying(empty_as(state, capacity, max_ends)), [whole])
     return dataclasses.replace(new, index=state.sampler.resized(new.index, state.index))
 
 
 def empty_as(state: State[Item], capacity: int, max_ends: int | None = None) -> State[Item]:
-    """Return an empty buffer of a capacity, otherwise as `state`."""
+    """Return an empty buffer like `state`, with another capacity."""
     old, kept, ends = state.ring, state.next_obs, max_ends
     if kept is not None and max_ends is None:
         room = kept.owner.shape[0] - old.lanes

@@ -17,7 +17,7 @@ from fbuf.views.protocol import Data, View
 
 @operation(static=("view",), checks={"view": is_view})
 def rollout(state: State[Any], *, view: View[Data] = Item()) -> Rollout[Data]:
-    """Read all rows of each environment from the oldest on: for advantages and returns.
+    """Read all rows of each environment, the oldest first: for advantages and returns.
 
     Those are in `fbuf.targets`. Unlike `fbuf.rows` the first row is the oldest one, however many
     there are. Write what you compute back with `fbuf.write(state, batch.ids, fields)`, draw epochs

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from fbuf._arrays import Array, PRNGKey
 from fbuf.checks import values as check
 from fbuf.dispatch.call import operation_of_both
-from fbuf.ops.read import is_view, noted
+from fbuf.ops.read import is_view, recorded
 from fbuf.samplers.chance import random_bits, weights
 from fbuf.samplers.protocol.sampler import Ask, Draw, Sampler, Step
 from fbuf.sharded_state import ShardedSample, ShardedState
@@ -95,8 +95,8 @@ def sample(
             refused: epochs before 0 have orders of their own, and a `first` below 0 masks the
             batch.
         count: The number of rows to draw, an integer of at least 0; may be traced, so one program
-            serves batches of many sizes. The rows behind are masked, with weights 0. The weights
-            are those of a batch of `count`. None, or more than `batch_size`, is all.
+            serves batches of many sizes. Rows behind `count` are masked, with weights 0. The
+            weights are those of a batch of `count`. None, or more than `batch_size`, is all.
 
     Returns:
         The batch. If there is nothing to draw (see `fbuf.can_sample`), its `mask` is False, its
@@ -143,7 +143,7 @@ def sample(
 
 
 def require_step(function: str, sampler: Sampler, step: Any) -> None:
-    """Require the number of a batch where batches are numbered, and refuse it elsewhere."""
+    """Require `step` for samplers with numbered batches, and refuse it for others."""
     name = type(sampler).__name__
     if sampler.without_replacement and step is None:
         raise ValueError(
@@ -157,7 +157,7 @@ def require_step(function: str, sampler: Sampler, step: Any) -> None:
 
 
 def refuse_noting(function: str, sampler: Sampler) -> None:
-    """Refuse a sampler that remembers what was drawn, where nothing of it would be kept."""
+    """Refuse a sampler that remembers draws, in a function that returns no buffer."""
     if sampler.notes_draws:
         name = function.replace("sample", "draw")
         raise ValueError(
@@ -170,8 +170,8 @@ def refuse_noting(function: str, sampler: Sampler) -> None:
 def place_in_epoch(size: jax.Array, step: Any, batch_size: int) -> Step:
     """Return the epoch of a batch, and the place of its first row, for epochs of this size.
 
-    A pair is such a place already. A traced one may be below 0, where no row is. It is taken for
-    one behind the last row, where samplers mask their draws.
+    A pair already is a place. A traced place below 0 has no row. It becomes one behind the last
+    row, where samplers mask their draws.
     """
     if isinstance(step, tuple):
         epoch, first = step
@@ -194,7 +194,7 @@ def drawn(
     # A sampler may read its index for the probabilities alone.
     reads = (draw.probability,)
     batch = gather(state, draw.slots, draw.mask, view, view_key, reads)
-    return weighted(noted(state, batch), draw), draw.log_weight
+    return weighted(recorded(state, batch), draw), draw.log_weight
 
 
 def planned(

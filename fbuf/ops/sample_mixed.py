@@ -27,12 +27,12 @@ from fbuf.views.protocol import Data, View
 
 @pytree(eq=False)
 class MixedSample(Uncompared, Generic[Item]):
-    """A batch drawn by `fbuf.sample_mixed`: the draws of the first buffer, then those of the next.
+    """A batch of `fbuf.sample_mixed`: the draws of the first buffer, then those of the next.
 
     Attributes:
         sample: A sample as from `fbuf.sample`, leaves `[batch_size, ...]`. `probability` is the
             probability within each buffer. `weight` is normalised over the whole batch.
-        source: int32 `[batch_size]`: the number of the buffer that each draw is from.
+        source: int32 `[batch_size]`: the number of the buffer of each draw.
         counts: The number of draws from each buffer; static.
 
     Examples:
@@ -48,7 +48,7 @@ class MixedSample(Uncompared, Generic[Item]):
     sample: Sample[Item]
     """A sample as from `fbuf.sample`, leaves `[batch_size, ...]`."""
     source: jax.Array
-    """int32 `[batch_size]`: the number of the buffer that each draw is from."""
+    """int32 `[batch_size]`: the number of the buffer of each draw."""
     counts: tuple[int, ...] = dataclasses.field(metadata={"static": True})
     """The number of draws from each buffer."""
 
@@ -75,8 +75,8 @@ def sample_mixed(
     Args:
         sources: Pairs of a buffer and its share. All buffers hold the same item. A share is a
             Python number above 0; shares are divided by their sum. Each buffer gets exactly `share
-            * batch_size` draws if that is a whole number. If not, it is rounded down, and the draws
-            left over go to the buffers that lost most.
+            * batch_size` draws if that is a whole number. If not, it is rounded down. The remaining
+            draws go to the buffers that lost most.
         key: A key of `jax.random`. Use a key once only.
         batch_size: The number of draws in all, a static int: at least one for each buffer.
         view: The view of each drawn row; static.
@@ -169,7 +169,7 @@ def _alike(one: State[Any], other: State[Any]) -> bool:
 
 
 def _counts(shares: list[float], batch_size: int) -> tuple[int, ...]:
-    """Return the draws of each buffer: rounded down, the rest to those that lost most."""
+    """Return the draws of each buffer: rounded down, and the rest to buffers that lost most."""
     exact = [share / sum(shares) * batch_size for share in shares]
     counts = [math.floor(count + 1e-9) for count in exact]
     by_need = sorted(range(len(shares)), key=lambda at: counts[at] - exact[at])

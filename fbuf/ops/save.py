@@ -13,8 +13,8 @@ import jax.core
 
 from fbuf._versions import VERSION
 from fbuf.checkpoint import background as _background
-from fbuf.checkpoint import extra as extras
 from fbuf.checkpoint import (
+    deletable,
     files,
     incremental,
     lineage,
@@ -22,9 +22,9 @@ from fbuf.checkpoint import (
     manifest,
     paths,
     progress,
-    seen,
     writer,
 )
+from fbuf.checkpoint import extra as extras
 from fbuf.checks import values as check
 from fbuf.dispatch.call import refuse_consumed, require_state
 from fbuf.dispatch.intact import refuse_other_arrays
@@ -43,13 +43,13 @@ def save(
     keep: int = 2,
     background: bool = False,
 ) -> StateT:
-    """Save a buffer, and what you give beside it, to a directory.
+    """Save a buffer and an extra tree to a directory.
 
     Go on with the buffer that is returned: `state = fbuf.save(path, state)`. It carries a save id,
     which tells the next save that the buffer descends from this checkpoint. A buffer that
     `fbuf.load` returns carries the save id, too.
 
-    A save of such a buffer writes only what is new: the added rows, the rows that `fbuf.write`
+    A save of such a buffer writes new data only: the added rows, the rows that `fbuf.write`
     changed, the flags and the index. A save of any other buffer writes all rows, which is as right,
     but slower. The save warns, once a directory, if this process has saved rows there before.
     `fbuf.init`, `fbuf.resize` and `fbuf.split` return buffers without a save id. So does
@@ -140,7 +140,7 @@ def write_checkpoint(
         files.make_folder(folder)
         with contextlib.ExitStack() as until_written:
             until_written.enter_context(lock.held(folder))
-            seen.require("save", folder, manifest.heads(folder), manifest.read)
+            deletable.require("save", folder, manifest.heads(folder), manifest.read)
             like = remade.like("save", state)
             pending = writer.prepare(
                 folder, state, beside, like, now=background, alone=True, version=VERSION
@@ -159,7 +159,7 @@ def write_checkpoint(
                 with held:
                     writer.commit(folder, pending, keep)
 
-            with uninterrupted():  # else nobody would know of the thread
+            with uninterrupted():  # otherwise the thread would be lost
                 held = until_written.pop_all()
                 _background.start(folder, work)
         return saved
@@ -169,7 +169,7 @@ def wait(path: str | os.PathLike[str] | None = None) -> None:
     """Wait until checkpoints are written that were begun with `background=True`.
 
     Args:
-        path: The directory of those to wait for; None waits for all.
+        path: The directory of these checkpoints; None waits for all.
 
     Raises:
         Exception: The error of a save that failed, or a `BaseExceptionGroup` of several. It is not

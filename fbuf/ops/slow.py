@@ -1,4 +1,4 @@
-"""Steps that take longer the larger their buffers are, by the clock."""
+"""A timed check that steps do not slow down with the size of their buffers."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from fbuf.ops.resize import empty_as
 from fbuf.state import State
 
 _SMALLER = 64
-"""Capacity of the buffer over that of the smaller one that a step is timed with."""
+"""The capacity of the buffer, divided by that of the smaller one in the timing."""
 
 _SLOWER = 4
-"""The most that the larger buffer may slow a step: its rows lie in slower memory."""
+"""The most that a larger buffer may slow a step, as its rows lie in slower memory."""
 
 _ROUNDS = 15
-"""Calls that are timed with either buffer."""
+"""The calls to time with each buffer."""
 
 
 def refuse_slow(jitted: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raise if a step takes longer the larger its buffers are."""
+    """Raise if a step slows down with the size of its buffers."""
     runs = [_TimedStep(jitted, _resized((args, kwargs), smaller)) for smaller in (_SMALLER, 1)]
-    for _ in range(_ROUNDS):  # by turns: what else the machine does then slows down both
+    for _ in range(_ROUNDS):  # by turns, so that other work of the machine slows down both
         for run in runs:
             run.call()
-    # The least: whatever else the machine does can only add to it.
+    # The minimum, as other work of the machine only adds time.
     small, large = (min(run.seconds) for run in runs)
     if large > _SLOWER * small:
         raise RuntimeError(
@@ -41,12 +41,12 @@ def refuse_slow(jitted: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
 
 @dataclasses.dataclass
 class _TimedStep:
-    """A step that is called again and again with the buffers that it returns.
+    """A step, called repeatedly with the buffers that it returns.
 
     Attributes:
         jitted: The step.
         given: Its arguments, by position and by name.
-        seconds: How long each call took, without the first.
+        seconds: The time of each call, without the first.
     """
 
     jitted: Any
@@ -60,7 +60,7 @@ class _TimedStep:
             self.compiled = True
             self.call()
             self.seconds.clear()
-        # Other donated arguments are the user's own.
+        # Other donated arguments belong to the user.
         args, kwargs = jax.block_until_ready(with_others(jnp.copy, self.given))
         begun = time.perf_counter()
         result = jax.block_until_ready(self.jitted(*args, **kwargs))

@@ -13,7 +13,7 @@ from fbuf.state import State
 
 @operation()
 def space(state: State[Any]) -> jax.Array:
-    """Count the rows of each environment that can be added before an unread row is in the way.
+    """Count the rows of each environment that can be added without losing an unread row.
 
     Args:
         state: The buffer, made with `sampler=fbuf.Fifo()`; never consumed.

@@ -1,4 +1,4 @@
-"""The arguments of a buffer, for objects that make one later or again."""
+"""The arguments of a buffer, for objects that make it later or again."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ class BufferSpec:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def init(self, item: Any, **changes: Any) -> State[Any]:
-        """Make a buffer of an item; some arguments may be others."""
+        """Make a buffer of an item, with some arguments replaced."""
         return init(item, **(self.options | changes))

@@ -26,7 +26,7 @@ from fbuf.xla.varying import varying
 def split(
     state: State[Item], key: PRNGKey | None, fraction: float
 ) -> tuple[State[Item], State[Item]]:
-    """Divide the episodes among two buffers, such as one to train on and one to validate with.
+    """Divide the episodes among two buffers, such as one for training and one for validation.
 
     Every row is in exactly one of the two, and no episode is in both. Flags, priorities, next
     observations and removed rows stay as they are.
@@ -116,7 +116,7 @@ def _check(state: Any, key: Any, fraction: Any) -> None:
 
 @operation()
 def _in_order(state: State[Any]) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return the slots of all episodes, see `whole_episodes`."""
+    """Return the slots of all episodes; see `whole_episodes`."""
     return whole_episodes(state.ring)
 
 
@@ -133,7 +133,7 @@ def _part(
 @operation(static=("capacity", "ends"))
 def _filled(state: State[Item], slots: jax.Array, *, capacity: int, ends: int) -> State[Item]:
     """Return a buffer of a capacity, with room for some ends, of episodes in their order."""
-    # Each part is a buffer of its own: ids of one name no rows of the other.
+    # Each part is a separate buffer: ids of one name no rows of the other.
     new = empty_like(state, capacity, None, ends, tag=tags.new())
     count = jnp.int32(slots.shape[0])
     return filled(varying(new), [in_one_lane(state, slots, count)])

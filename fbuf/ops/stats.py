@@ -1,4 +1,4 @@
-"""Figures for a log."""
+"""Metrics for a log."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def stats(state: State[Any], *, detailed: bool = False) -> dict[str, jax.Array]:
 def stats(state: ShardedState[Any]) -> dict[str, jax.Array]: ...
 @operation_of_both(static=("detailed",), checks={"detailed": check.boolean})
 def stats(state: State[Any], *, detailed: bool = False) -> dict[str, jax.Array]:
-    """Return figures for a log: cheap scalars.
+    """Return metrics for a log: cheap scalars.
 
     Args:
         state: The buffer; never consumed.
-        detailed: Also return the figures that take a look at every row; static.
+        detailed: Also return the metrics that read every row; static.
 
     Returns:
-        A dict of the following figures, and those of the sampler:
+        A dict of the following metrics, and those of the sampler:
 
         - `size` and `capacity`, in rows;
         - `fill`, the part of the slots that hold a row, removed rows included;
@@ -53,7 +53,7 @@ def stats(state: State[Any], *, detailed: bool = False) -> dict[str, jax.Array]:
 
     Cost: O(1); if `detailed`, O(N) time and memory, by episode O(N log N).
 
-    Over a mesh: the figures are sums over all shards, the same on all devices. But `oldest` is the
+    Over a mesh: the metrics are sums over all shards, the same on all devices. But `oldest` is the
     largest value, and `fault` has all bits. The figures `size`, `capacity` and `removed` are
     float32. If the capacity is 2**31 or more, all counts are. The figure `shards` is the number of
     shards. The largest and the smallest part of all rows in a shard are `largest_share` and
@@ -87,7 +87,7 @@ def stats(state: State[Any], *, detailed: bool = False) -> dict[str, jax.Array]:
 
 
 def _of_every_row(state: State[Any]) -> dict[str, jax.Array]:
-    """Return the figures that take a look at every row."""
+    """Return the metrics that read every row."""
     ring, slots = state.ring, jnp.arange(state.capacity, dtype=jnp.int32)
     there = ring.holds(slots) & (ring.flags & REMOVED == 0)
     likely = state.sampler.probability(state.index, ring, jnp.where(there, slots, 0))

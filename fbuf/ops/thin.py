@@ -26,7 +26,7 @@ from fbuf.xla.explicit import on_automatic_axes
 SampleT = TypeVar("SampleT", bound=Any)
 
 _SMALLEST = 2.0**-64
-"""Smaller errors, beside a largest of 1, count as 0. Their weights could be infinite."""
+"""Errors below this share of the largest one count as 0. Their weights could be infinite."""
 
 
 def _is_sample(function: str, argument: str, value: Any) -> Any:
@@ -77,8 +77,8 @@ def thin(batch: Sample[Data], key: PRNGKey, count: int, error: Array) -> Sample[
         `x / probability` is an unbiased estimate of the sum of `x` over the buffer. It says how
         likely a row is to be drawn and to stay, and may be above 1.
 
-        A row of error 0 counts in `n`, and is never drawn; below 2**-64 of the largest an error is
-        taken for 0. If all errors are 0, each row is as likely. A row whose `mask` is False does
+        A row of error 0 counts in `n`, and is never drawn; an error below 2**-64 of the largest
+        counts as 0. If all errors are 0, each row is as likely. A row whose `mask` is False does
         not count, nor does one whose error is negative, infinite or NaN. If no row counts, the
         result is masked, its weights are 0, and its ids name no row.
 
@@ -115,7 +115,7 @@ class DrawnRows(NamedTuple):
     """Rows drawn from a batch.
 
     Attributes:
-        numbers: int32 `[count]`; the place of each in the batch.
+        numbers: int32 `[count]`; the place of each row in the batch.
         times: float32 `[count]`; `n * p`: above 1 for a row that is drawn more often than others.
         mask: bool `[count]`; False where no row counts.
     """
@@ -126,7 +126,7 @@ class DrawnRows(NamedTuple):
 
 
 def drawn_rows(error: jax.Array, mask: jax.Array, key: jax.Array, count: int) -> DrawnRows:
-    """Draw rows of a batch in proportion to their errors; `mask` says which there are."""
+    """Draw rows of a batch in proportion to their errors; rows outside `mask` do not count."""
     counts = mask & (error >= 0) & (error <= float(jnp.finfo(jnp.float32).max))
     numbers, share = _drawn(jnp.where(counts, error, 0), counts, key, count)
     there = jnp.broadcast_to(share.max() > 0, (count,))
@@ -135,7 +135,7 @@ def drawn_rows(error: jax.Array, mask: jax.Array, key: jax.Array, count: int) ->
 
 
 def reweighed(cut: SampleT, rows: DrawnRows) -> SampleT:
-    """Return the rows of a batch that were drawn, with their weights; without ids of others."""
+    """Return the drawn rows of a batch with their weights; masked rows lose their ids."""
     mask = rows.mask
     parts: dict[str, Any] = {
         "mask": mask,
@@ -166,7 +166,7 @@ def _drawn(
 
 
 def _scale(largest: jax.Array) -> jax.Array:
-    """Return the power of two that brings a number to about 1, so that sums cannot overflow."""
+    """Return the power of two that scales a number to about 1, so that sums cannot overflow."""
     exponent = jax.lax.bitcast_convert_type(largest, jnp.int32) >> 23
     return jax.lax.bitcast_convert_type(jnp.clip(254 - exponent, 1, 254) << 23, jnp.float32)
 

@@ -38,7 +38,7 @@ def unread(state: State[Any]) -> jax.Array:
 
 
 def of_environments(state: State[Any], steps: jax.Array) -> jax.Array:
-    """Return a number of each head, in the shape for users."""
+    """Return a number of each head, in the shape of the result."""
     ring = state.ring
     return steps if ring.num_envs is not None and not ring.lockstep else steps[0]
 

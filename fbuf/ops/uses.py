@@ -33,14 +33,14 @@ def uses(state: State[Any], ids: Ids) -> jax.Array:
         or removed.
 
     Raises:
-        ValueError: When traced, if nothing is counted.
+        ValueError: When traced, if the sampler counts no draws.
         TypeError: When traced, if `ids` is not a `fbuf.Ids`.
         RuntimeError: If `state` has been consumed.
 
     Cost: O(B).
 
-    Over a mesh: `ids` are as for `fbuf.update_priority`, and the result lies on the mesh as they
-    do. It takes one `all_gather` of 12 bytes for each id, and one `reduce_scatter` of 4 bytes.
+    Over a mesh: `ids` are as for `fbuf.update_priority`, and the result is laid out like them. It
+    takes one `all_gather` of 12 bytes for each id, and one `reduce_scatter` of 4 bytes.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Words on arrays of a buffer that a step writes whole: the parts of the buffer, and the remedy."""
+"""The error for arrays of a buffer that a step writes whole: the parts, and the remedy."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ _REMEDIES = {
         "and the like outside of the step"
     ),
 }
-"""The explanation of each cause, with the way out."""
+"""The explanation of each cause, with the remedy."""
 
 _HIDES = frozenset((Cause.BRANCH, Cause.SELECT, Cause.LOOP, Cause.DTYPE))
-"""Causes that may stand before another one."""
+"""Causes that may hide another one."""
 
 
 def refuse_copies(found: Sequence[Whole], names: Mapping[Array, str], note: str) -> None:
     """Raise for arrays that are written whole.
 
     Args:
-        found: The arrays, and why they are.
-        names: The part of a buffer that each of them may be.
+        found: The arrays, with their causes.
+        names: The possible parts of a buffer for each array.
         note: A sentence on the sizes of the buffers, or nothing.
     """
     if not found:
@@ -77,7 +77,7 @@ def refuse_copies(found: Sequence[Whole], names: Mapping[Array, str], note: str)
 
 
 def _counted(arrays: Sequence[Array], names: Mapping[Array, str]) -> str:
-    """Return arrays as text, the largest first, and how often each is there."""
+    """Return arrays as text, the largest first, with their counts."""
     counts = collections.Counter(arrays)
     return ", ".join(
         f"{names.get(array, 'an array')} {array.dtype}[{array.size:,}]"

@@ -1,4 +1,4 @@
-"""Batches in turn, some of them made ahead by a thread, and each given out once."""
+"""Batches in turn, some made ahead by a thread, each returned once."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Drawn:
     Attributes:
         before: The turn of the batch.
         after: The turn of the next batch.
-        size: The number of rows that were asked for.
-        take: Returns the batch as the user gets it.
-        cancel: Is called if nobody will take the batch.
-        ahead: Whether the batch can be taken again if a call is broken off: it is made once.
+        size: The number of requested rows.
+        take: Returns the batch for the user.
+        cancel: Is called if the batch will not be used.
+        ahead: Whether an interrupted call can take the batch again, as it is made once.
         raised: Tells whether an exception is that of the thread.
     """
 
@@ -54,15 +54,15 @@ class BatchDrawer(Protocol):
     def draw_several(
         self, source: Any, turn: Any, size: int, option: Any, count: int
     ) -> list[tuple[Make, Any]]:
-        """Return the same for several batches, which one program draws from one state.
+        """Return such functions for several batches, which one program draws from one state.
 
-        They are those that as many calls of `draw` would return. There are at most `count` of them,
-        and at least one. If there are several, each call of a function makes its batch anew.
+        The batches equal those of separate calls of `draw`. Their number is from 1 to `count`. If
+        there are several, each call of a function makes its batch again.
         """
         return [self.draw(source, turn, size, option)]
 
     def exists(self, turn: Any) -> bool:
-        """Tell whether the program that was to compute a turn did so."""
+        """Tell whether the program has computed a turn."""
         return True
 
 
@@ -72,8 +72,7 @@ D = TypeVar("D", bound=BatchDrawer)
 class BatchStream(Generic[D]):
     """Draw the batches of one buffer in turn. Call the methods with the lock of the buffer held.
 
-    A turn names the next batch. It may be any object; two turns are the same if they are one
-    object.
+    A turn identifies the next batch. It may be any object; turns are compared by identity.
     """
 
     def __init__(
@@ -85,7 +84,7 @@ class BatchStream(Generic[D]):
         thread: str,
         per_draw: int = 1,
     ) -> None:
-        """Begin; nothing is drawn yet.
+        """Prepare a stream, without drawing.
 
         Args:
             drawer: Draws the batch of a turn.
@@ -93,7 +92,7 @@ class BatchStream(Generic[D]):
             batch_size: The size of the batches that are drawn ahead.
             prefetch: The number of batches to keep ready.
             thread: The name of the thread that makes them.
-            per_draw: The number of batches that one program draws, if there is no thread.
+            per_draw: The number of batches in one program, if there is no thread.
         """
         self.drawer = drawer
         self._turn = self._last = turn
@@ -101,31 +100,31 @@ class BatchStream(Generic[D]):
         self._batch_size, self._prefetch, self._per_draw = batch_size, prefetch, per_draw
         self._ahead: collections.deque[Drawn] = collections.deque()
         self._unfinished: Drawn | None = None
-        """The batch of the main thread's last call, as long as that has not returned it."""
+        """The batch of the main thread's last call, until the call returns it."""
         self._again = False
-        """Whether that batch is to be drawn again if the call was broken off."""
+        """Whether to draw that batch again after an interrupted call."""
         self._waited = False
-        """Whether that call still waits: a signal handler that asks for a batch gets another."""
+        """Whether that call still waits; then a signal handler gets a different batch."""
         self._context: Any = None
-        """The context of the batches drawn ahead; None if it is not known."""
+        """The context of the batches drawn ahead; None if unknown."""
         self._worker = Worker(thread) if prefetch else None
 
     def next(self, source: Any, size: int, option: Any, context: Any = None) -> Drawn:
-        """Return the next batch to give out.
+        """Return the next batch.
 
-        In the main thread an exception can come at any place in here. So one instruction notes the
-        next batch and all changes that belong to it. If a call is broken off, the next call gives
-        the noted batch out.
+        In the main thread an exception can come at any place in here. So one instruction records
+        the next batch and all its changes. After an interrupted call, the next call returns the
+        recorded batch.
 
         Args:
             source: The buffer, for `drawer`.
             size: The number of rows.
             option: An argument of the draw.
-            context: The setting under which a thread makes the batches drawn ahead. A change of
-                the context drops these batches.
+            context: The setting of the batches drawn ahead by a thread. A change of the context
+                drops these batches.
         """
         if context != self._context:
-            if self._context is not None:  # batches of another context are not for this call
+            if self._context is not None:  # the context has changed
                 self.drop()
             self._context = context
         in_main = threading.current_thread() is threading.main_thread()
@@ -137,7 +136,7 @@ class BatchStream(Generic[D]):
             self._ahead.popleft()
         if drawn is not None:
             if self._again or not drawn.ahead:
-                # Rows have gone since, or nobody has kept the batch.
+                # Its rows are gone, or the batch was not kept.
                 take, after = self.drawer.draw(source, drawn.before, size, option)
                 turn = after if drawn.after is self._turn else self._turn
                 drawn = dataclasses.replace(drawn, take=take, after=after, ahead=False)
@@ -163,12 +162,12 @@ class BatchStream(Generic[D]):
         return drawn
 
     def ended_by(self, error: BaseException, drawn: Drawn | None, lock: Any) -> None:
-        """Note that an exception has ended a call: it failed, or a signal broke it off.
+        """Record that an exception has ended a call: a failure, or a signal.
 
         Args:
             error: The exception.
-            drawn: The batch of the call; None if there is none yet.
-            lock: The lock of the buffer, which the call does not hold any more.
+            drawn: The batch of the call; None before it has one.
+            lock: The lock of the buffer, which the call has released.
         """
         if threading.current_thread() is threading.main_thread():
             self._waited = False
@@ -178,19 +177,19 @@ class BatchStream(Generic[D]):
                 self.failed(drawn)
 
     def returned(self, drawn: Drawn) -> None:
-        """Note that a call is about to return a batch."""
+        """Record that a call is about to return a batch."""
         self._last = drawn.after
         if self._unfinished is drawn:
-            # Assignments and no call: after a call Python looks for signals, and the batch would
-            # be lost before the caller has it.
+            # Assignments and no call: after a call Python checks for signals, and an exception
+            # would lose the batch.
             self._waited = False
             self._unfinished = None
 
     def failed(self, drawn: Drawn) -> None:
-        """Note that a call has failed: leave its batch out.
+        """Record that a call has failed, and skip its batch.
 
-        But if there was no memory to draw it, its turn comes again: the failed program would have
-        returned the next turn.
+        But if memory for the draw was missing, repeat the turn, as the failed program would have
+        returned the next one.
         """
         turn = self._turn
         if not self.drawer.exists(turn):
@@ -200,15 +199,15 @@ class BatchStream(Generic[D]):
         self.__dict__.update(_unfinished=unfinished, _turn=turn)
 
     def drop(self) -> None:
-        """Forget the batches drawn ahead, as if they had not been drawn."""
-        # The main thread may be about to return the batch: only it knows.
+        """Drop the batches drawn ahead, and return to their first turn."""
+        # The main thread may be about to return the batch: only that thread can tell.
         self._again = True
         ahead, self._ahead = self._ahead, collections.deque()
         for drawn in ahead:
             drawn.cancel()
 
     def waiting(self) -> tuple[list[Drawn], Any]:
-        """Return the batches drawn ahead and not given out, and the turn after them."""
+        """Return the unused batches drawn ahead, and the turn after them."""
         drawn, turn = [x for x in self._ahead if x.after is not self._turn], self._turn
         unfinished = self._unfinished
         if unfinished is not None and unfinished.ahead and not self._again:
@@ -218,18 +217,18 @@ class BatchStream(Generic[D]):
         return drawn, drawn[-1].after if drawn else turn
 
     def close(self) -> None:
-        """Give no more batches out, and end the thread."""
+        """Return no more batches, and end the thread."""
         self.drop()
         if self._worker is not None:
             self._worker.close()
 
     def _give_up(self, drawn: Drawn) -> None:
-        """Forget the batch of a call that was broken off; draw it again if it was the last."""
+        """Drop the batch of an interrupted call; draw it again if it was the last one."""
         turn = drawn.before if drawn.after is self._turn else self._turn
         self.__dict__.update(_unfinished=None, _turn=turn)
 
     def _fill(self, source: Any, option: Any) -> None:
-        """Draw one batch more than is to be kept ready."""
+        """Draw one batch more than `prefetch`."""
         worker, size = self._worker, self._batch_size
         assert worker is not None
         assert size is not None
@@ -251,7 +250,7 @@ class BatchStream(Generic[D]):
 
 
 class _Once:
-    """Makes a batch when it is first taken. A later call is that of a save, or takes it again."""
+    """A batch that is made at its first use. A save, or a repeated call, uses it again."""
 
     def __init__(self, make: Make) -> None:
         self._make = make

@@ -1,4 +1,4 @@
-"""Arguments that an object keeps: to assign one would do nothing, so it is an error."""
+"""Fixed arguments of an object: assignments would have no effect, so they raise."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ T = TypeVar("T", bound=type)
 
 
 def arguments(*but: str, **options: str) -> Callable[[T], T]:
-    """Have a class refuse to assign the arguments it is made with, where it has no such attribute.
+    """Have a class refuse assignments to its arguments, unless it has such an attribute.
 
     Args:
         *but: Names of attributes of its own.
-        **options: Other names to refuse, and the method that takes each.
+        **options: Other names to refuse, each with the method to use instead.
     """
 
     def fixed(kind: T) -> T:
@@ -24,7 +24,7 @@ def arguments(*but: str, **options: str) -> Callable[[T], T]:
         refused = {n: say for n, say in advice.items() if n not in but and not hasattr(kind, n)}
 
         def assign(self: Any, name: str, value: Any) -> None:
-            if name in refused and not hasattr(type(self), name):  # a class of a user may have it
+            if name in refused and not hasattr(type(self), name):  # a user's subclass may have it
                 raise AttributeError(
                     f"{type(self).__name__}: {name} cannot be set; {refused[name]}"
                 )

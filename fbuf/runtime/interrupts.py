@@ -8,10 +8,10 @@ A change of a buffer consumes the memory of the old state. If an exception came 
 the assignment of the new state, the object would hold the old one, whose memory is gone. There are
 two means against that:
 
-1. `uninterrupted()` swaps the signal handlers for ones that only take note of the signal. At the
-   end of its block the real handlers are called. It covers any Python code. But to swap handlers
-   takes 5 to 20 us, a tenth of a call of a small buffer. So only what takes long uses it: saving,
-   collecting, rows on the host.
+1. `uninterrupted()` replaces the signal handlers by ones that only record the signal. At the end of
+    its block it calls the real handlers. It covers any Python code. But to swap handlers takes 5 to
+    20 us, a tenth of a call of a small buffer. So only slow operations use it: saving, collecting,
+    rows on the host.
 2. `Calls` makes the call one instruction. A compiled program is a C function, and so are `map` and
    `deque`. `at_once(map(keep, map(program, arguments)))` returns a call of `deque` that runs the
    program and keeps its result. These C functions call each other, without an instruction of Python
@@ -19,9 +19,8 @@ two means against that:
 
    The first call of a program traces and compiles, which is much Python. An exception in it can
    leave JAX unable to compute in this thread. Handlers run in the main thread alone, so `Calls`
-   makes a first call in another thread, and the main thread waits for its end. If an exception
-   comes while it waits, the exception waits for that end, too, and is then raised. The program is
-   known from then on, and its later calls are made at once.
+   makes a first call in another thread, and the main thread waits for its end. An exception during
+   the wait is raised after that end. Then the program is known, and its later calls run directly.
 
 A handler may also raise nothing, and call the same object. Under 1. it runs before or after the
 block. Under 2. a program must read the state in the instruction that calls it: `map` takes it from
@@ -49,34 +48,34 @@ import jax
 S = TypeVar("S")
 T = TypeVar("T")
 
-# The part of `signal` in C: `signal` makes enums of handlers and numbers, which takes microseconds.
+# The C module: `signal` converts handlers and numbers to enums, which takes microseconds.
 _signal: Any = importlib.import_module("_signal")
 _SIGNALS = sorted(map(int, signal.valid_signals()))
-"""All signals. Few of them have a handler in Python: Ctrl-C, preemption, a time limit."""
+"""All signals. Only a few have a handler in Python, such as for Ctrl-C or preemption."""
 
 
 def raised_by_signal_handler(error: BaseException) -> bool:
-    """Tell whether an exception comes out of a signal handler, as that of a time limit may.
+    """Tell whether a signal handler has raised an exception, such as that of a time limit.
 
-    A handler that has put another one in its place by then is not known.
+    A handler that has since replaced itself is not recognised.
     """
     handlers = [_code_of(handler) for number in _SIGNALS if (handler := _signal.getsignal(number))]
     return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def _code_of(handler: Any) -> types.CodeType | None:
-    """Return the code that runs when a handler is called; None if there is none in Python."""
+    """Return the code object of a handler; None if it is not in Python."""
     while isinstance(handler, functools.partial):
         handler = handler.func
-    if not hasattr(handler, "__code__"):  # an object that can be called
+    if not hasattr(handler, "__code__"):  # a callable object
         handler = type(handler).__call__
     return getattr(handler, "__code__", None)
 
 
 class _Later:
-    """Stands for a handler, and has signals wait as long as a block is under way.
+    """A stand-in for a handler, which defers signals during a block.
 
-    It goes on to stand for the handler, should it be left there.
+    If it stays installed, it calls the handler.
     """
 
     def __init__(self, handler: Callable[..., Any], waiting: list[Any]) -> None:
@@ -92,10 +91,10 @@ class _Later:
 
 @contextlib.contextmanager
 def uninterrupted() -> Generator[None]:
-    """Have signals wait for the end of the block.
+    """Defer signals to the end of the block.
 
-    A function of fbuf consumes the state it is given. An exception between that and the assignment
-    of the new state would lose both.
+    A function of fbuf consumes the state it is given. An exception before the assignment of the new
+    state would lose both states.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # Python runs handlers in the main thread alone
@@ -106,7 +105,7 @@ def uninterrupted() -> Generator[None]:
         for number in _SIGNALS:
             handler = _signal.getsignal(number)
             if isinstance(handler, _Later):
-                if handler.waiting is not None:  # the block around this one has it wait
+                if handler.waiting is not None:  # the outer block defers it
                     continue
                 handler = handler.handler
             if callable(handler):
@@ -118,14 +117,14 @@ def uninterrupted() -> Generator[None]:
             later.waiting = None
         try:
             for number, later in put:
-                if _signal.getsignal(number) is later:  # else the block has set another one
+                if _signal.getsignal(number) is later:  # otherwise the block has set a new handler
                     _signal.signal(number, later.handler)
         finally:
             _handle(waiting)
 
 
 def _handle(waiting: list[Any]) -> None:
-    """Call the handlers of signals that have waited, all of them, though one may raise."""
+    """Call the handlers of all deferred signals, even if one raises."""
     if waiting:
         handler, number, frame = waiting.pop(0)
         try:
@@ -135,7 +134,7 @@ def _handle(waiting: list[Any]) -> None:
 
 
 def of_newest(newest: Callable[[], S], read: Callable[[S], T]) -> T:
-    """Return what is read of the newest state, although a signal handler may change that meanwhile.
+    """Read the newest state, and read again if a signal handler has consumed it meanwhile.
 
     Args:
         newest: Returns the state.
@@ -151,7 +150,7 @@ def of_newest(newest: Callable[[], S], read: Callable[[S], T]) -> T:
 
 
 def at_once(steps: Iterator[Any]) -> Callable[[], Any]:
-    """Return a call that goes through `steps` in one instruction; see `Calls`.
+    """Return a call that exhausts `steps` in one instruction; see `Calls`.
 
     Args:
         steps: An iterator of C functions alone, such as nested `map`s of compiled programs.
@@ -160,7 +159,7 @@ def at_once(steps: Iterator[Any]) -> Callable[[], Any]:
 
 
 class Calls:
-    """Makes calls of JAX that no exception breaks off half way, one at a time: hold a lock."""
+    """Calls of JAX that no exception interrupts, one at a time: hold a lock."""
 
     def __init__(self) -> None:
         self._known: set[Hashable] = set()
@@ -181,7 +180,7 @@ class Calls:
         return result
 
     def apart(self, call: Callable[[], Any]) -> Any:
-        """Make a call that is more than one instruction."""
+        """Make a call of several instructions."""
         self.settle()
         if threading.current_thread() is not threading.main_thread():
             return call()
@@ -189,23 +188,23 @@ class Calls:
             self._under_way = made = _Call(call)
             result = made.make()
             self._under_way = None
-            if result:  # else a signal handler that uses the same buffer has given it up
+            if result:  # a signal handler on the same buffer may have cancelled it
                 return result[0]
 
     def settle(self) -> None:
-        """Wait for a call that was under way when an exception came."""
+        """Wait for the call under way when an exception came."""
         call = self._under_way
-        if call is not None and call.thread != _thread.get_ident():  # else this is within it
+        if call is not None and call.thread != _thread.get_ident():  # otherwise inside that call
             call.finish()
             self._under_way = None
 
 
 _WAIT = 0.01
-"""Seconds between two looks at whether a call has ended."""
+"""Seconds between two checks for the end of a call."""
 
 
 class _Call:
-    """A call made in a thread of its own.
+    """A call in its own thread.
 
     It uses bare locks alone: an exception inside the methods of `threading.Event` can leave these
     locked for good.
@@ -224,9 +223,9 @@ class _Call:
         self._done.acquire()
 
     def make(self) -> list[Any]:
-        """Return a list of the call's result; an empty list if the call was given up.
+        """Return a list of the call's result; an empty list if the call was cancelled.
 
-        An exception that comes meanwhile waits for the end of the call.
+        An exception meanwhile waits for the end of the call.
         """
         try:
             _thread.start_new_thread(self._run, ())
@@ -240,24 +239,24 @@ class _Call:
         return self._results
 
     def finish(self) -> None:
-        """Wait for its end; give it up if it has not begun."""
+        """Wait for the end of the call; cancel it if it has not begun."""
         given_up = map(self._claims.pop, (0,))
         try:  # in one instruction
             collections.deque(itertools.starmap(self._done.release, given_up), 0)
         except IndexError:
             # A signal handler may call while this thread holds the lock, and an exception may come
-            # at any time. So nothing is taken here that would have to be given back.
+            # at any time. So nothing is acquired here that would need a release.
             while self._done.locked() and not (self._results or self._errors):
                 time.sleep(_WAIT)
 
     def _run(self) -> None:
         try:
             self._claims.pop()
-        except IndexError:  # given up
+        except IndexError:  # cancelled
             return
         self.thread = _thread.get_ident()
         try:
-            with jax.enable_x64(self._x64):  # which may be set for a thread alone
+            with jax.enable_x64(self._x64):  # which may be set for one thread alone
                 self._results.append(self._call())
         except BaseException as error:
             self._errors.append(error)

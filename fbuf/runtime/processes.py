@@ -1,7 +1,7 @@
 """Buffers that stay in the process that made them.
 
 `multiprocessing` sends copies: as an argument of a process, through a queue or a pipe, or to a
-pool. Rows that are added to the copy are lost, and nobody is told.
+pool. Rows that are added to the copy are lost silently.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any, NoReturn
 
 
 def stays(kind: type) -> None:
-    """Have `multiprocessing` refuse to send such buffers; PyTorch's sends by the same means."""
+    """Have `multiprocessing` refuse to send such buffers, and with it PyTorch's."""
     ForkingPickler.register(kind, _refuse)
 
 
 def check_stays(buffer: Any) -> None:
-    """Refuse to be copied into a process that is being started, by whatever pickles it."""
+    """Refuse to be pickled for a new process, by any pickler."""
     if get_spawning_popen() is not None:
         _refuse(buffer)
 

@@ -14,11 +14,11 @@ from typing import Any
 
 
 class Cancelled(Exception):
-    """The result of a task is not needed any more."""
+    """The exception of a cancelled task."""
 
 
 class Task:
-    """Something that a worker makes, once.
+    """A result that a worker computes once.
 
     It waits on a bare lock: an exception inside the methods of `concurrent.futures.Future` can
     leave these locked for good.
@@ -33,7 +33,7 @@ class Task:
         self._done.acquire()
 
     def run(self) -> None:
-        """Make it, unless it was cancelled."""
+        """Compute the result, unless cancelled."""
         make, self._make = self._make, None
         try:
             if self._cancelled or make is None:
@@ -45,15 +45,15 @@ class Task:
             self._done.release()
 
     def cancel(self) -> None:
-        """Do not make it if that has not begun."""
+        """Cancel the task if it has not begun."""
         self._cancelled = True
 
     def raised(self, error: BaseException) -> bool:
-        """Tell whether an exception is the one that making it has raised."""
+        """Tell whether the task has raised this exception."""
         return error is self._error
 
     def result(self) -> Any:
-        """Wait for what was made, or raise what came up meanwhile."""
+        """Wait for the result, or raise the exception of the task."""
         with self._done:
             pass
         if self._error is not None:
@@ -62,7 +62,7 @@ class Task:
 
 
 class Worker:
-    """A thread that does tasks in the order they come. It ends with this object."""
+    """A thread that runs tasks in order. It ends with this object."""
 
     def __init__(self, name: str) -> None:
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
@@ -75,15 +75,15 @@ class Worker:
         _ALL.add(self)
 
     def submit(self, task: Task) -> Task:
-        """Have something made."""
+        """Add a task."""
         self._tasks.put(task)
         return task
 
     def close(self) -> None:
-        """Do what was asked for until now, and end."""
+        """Finish all tasks so far, and end."""
         self._tasks.put(None)
         if self._thread is not threading.current_thread():
-            with self._running:  # a join that was interrupted would not wait again
+            with self._running:  # an interrupted join would not wait again
                 pass
 
 
@@ -92,7 +92,7 @@ def _work(tasks: queue.SimpleQueue[Task | None], running: _thread.LockType) -> N
         at_end.callback(running.release)
         while (task := tasks.get()) is not None:
             task.run()
-            del task  # or what it made would live until the next one comes
+            del task  # otherwise its result would live until the next task
 
 
 _ALL: weakref.WeakSet[Worker] = weakref.WeakSet()
@@ -104,6 +104,6 @@ if hasattr(os, "register_at_fork"):  # a process that was forked off has none of
 
 @atexit.register
 def _end_all() -> None:
-    """A thread that is in another library's code when Python ends may bring the process down."""
+    """At exit, a thread inside another library's code may crash the process."""
     for worker in list(_ALL):
         worker.close()

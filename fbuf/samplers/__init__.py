@@ -1,4 +1,4 @@
-"""Samplers: which rows may be drawn, and with what probability. One file a sampler.
+"""Samplers choose the rows of a batch, and say with what probability. One file a sampler.
 
 The names of this module are the stable ones for authors of samplers: `docs/know/extending.md`.
 """

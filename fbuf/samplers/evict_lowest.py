@@ -52,7 +52,7 @@ class EvictionIndex:
     newest: jax.Array
 
 
-# One base class has as a value what the other has as a property.
+# A field of one base class is a property of the other.
 @dataclasses.dataclass(frozen=True)
 class EvictLowest(  # pyright: ignore[reportIncompatibleVariableOverride]
     PlacingSampler, PlannedSampler, Wrapper
@@ -66,8 +66,7 @@ class EvictLowest(  # pyright: ignore[reportIncompatibleVariableOverride]
     `sampler`, and `fbuf.update_priority` changes what is lowest.
 
     Rows lie in no order of time: what `fbuf.Reservoir` says of environments, views and ids holds
-    here, too. Over a mesh each shard evicts the lowest of its own rows, and draws are made from the
-    rows of all shards.
+    here, too. Over a mesh each shard evicts the lowest of its own rows. Draws come from all shards.
 
     Attributes:
         sampler: The priorities: a `fbuf.Prioritized` without a window. Its `eps` or its `floor` is
@@ -230,7 +229,7 @@ class EvictLowest(  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.sampler.probability(index.priorities, ring, slots)
 
     def stats(self, index: EvictionIndex, ring: Ring) -> dict[str, jax.Array]:
-        """Return the figures of the priorities, and the lowest one as it is stored."""
+        """Return the `stats` of the priorities, and the lowest stored one."""
         lowest = sum_tree.aggregate(index.priorities.tree, Aggregate.LARGEST_INVERSE)
         lowest = jnp.where(lowest > 0, 1 / jnp.where(lowest > 0, lowest, 1), 0)
         return {"lowest": lowest} | self.sampler.stats(index.priorities, ring)

@@ -18,7 +18,7 @@ from fbuf.xla.filled import zeros
 
 @pytree
 class FifoIndex:
-    """The distance of the reader behind the writer.
+    """The number of steps between the reader and the writer.
 
     Attributes:
         unread: int32 `[heads]`; the number of steps of each head that no `fbuf.pop` has handed out.
@@ -93,7 +93,7 @@ class Fifo(QueueSampler):
         return index
 
     def unread(self, index: FifoIndex, ring: Ring) -> jax.Array:
-        """Return the count that the index keeps."""
+        """Return the number of unread steps of each head."""
         return index.unread
 
     def space(self, index: FifoIndex, ring: Ring) -> jax.Array:
@@ -109,5 +109,5 @@ class Fifo(QueueSampler):
         return None if self.overwrite else self.space(index, ring)
 
     def stats(self, index: FifoIndex, ring: Ring) -> dict[str, jax.Array]:
-        """Return how many rows are unread, of all environments together."""
+        """Return the number of unread rows of all environments together."""
         return {"unread": jnp.sum(index.unread, dtype=jnp.int32) * ring.lanes_per_head}

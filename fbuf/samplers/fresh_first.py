@@ -35,8 +35,8 @@ class FreshIndex:
     """The fresh starts, and the index of the sampler of all other draws.
 
     Attributes:
-        fresh: The starts that no batch had yet, also those whose windows have only begun.
-        missed: int32 scalar; how many starts were overwritten before a batch had them.
+        fresh: The starts that were in no batch yet, also those of incomplete windows.
+        missed: int32 scalar; the number of starts that were overwritten before any batch had them.
         others: The index of the other sampler.
         lanes: The number of lanes of the buffer; static.
     """
@@ -49,7 +49,7 @@ class FreshIndex:
 
 @pytree
 class FreshTotals:
-    """The totals of a shard: its fresh starts, at most a batch of them; and those of the others."""
+    """The totals of a shard: the fresh starts, at most a batch, and the totals of the sampler."""
 
     fresh: jax.Array
     others: Any
@@ -60,8 +60,8 @@ class FreshPicks:
     """Draws in one shard.
 
     Attributes:
-        fresh: bool `[B]`; which draws are fresh starts.
-        ranks: int32 `[B]`; the places of these among the fresh starts of the shard, oldest first.
+        fresh: bool `[B]`; True for a draw of a fresh start.
+        ranks: int32 `[B]`; the place of each fresh start in the shard, the oldest first.
         others: The picks of the other sampler, for every draw.
     """
 
@@ -70,7 +70,7 @@ class FreshPicks:
     others: Any
 
 
-# One base class has as a value what the other has as a property.
+# A field of one base class is a property of the other.
 @dataclasses.dataclass(frozen=True)
 class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatibleVariableOverride]
     """Draw each new row, or window, once soon after it was written; all else as another sampler.
@@ -94,9 +94,8 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
     window of an episode may be short. It is fresh once it is complete, or its episode has ended:
     by a flag, by `fbuf.end_episode`, or in `fbuf.load`.
 
-    Each row is fresh, whatever `sampler` says of it. A row of priority 0 with `eps=0.0` is, and so
-    is one of no group, or of a group with share 0. Leave out rows that no batch may have, by `mask`
-    of `fbuf.add`.
+    Each row is fresh, whatever `sampler` says of it. So is a row of priority 0 with `eps=0.0`, and
+    a row of no group or of share 0. Leave out rows that no batch may have, by `mask` of `fbuf.add`.
 
     A fresh row has `probability` 1. Its weight is that of a row drawn uniformly, because every row
     is fresh once. The weights of the other draws are those of `sampler`, and all are divided by the
@@ -155,36 +154,36 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
         check.instance("FreshFirst", "sampler", self.sampler, Sampler, "fbuf.Uniform()")
         if self.most is not None:
             check.integer("FreshFirst", "most", self.most)
-        given = self.sampler
-        if isinstance(given, Limited):
+        inner = self.sampler
+        if isinstance(inner, Limited):
             raise ValueError(
                 "fbuf.FreshFirst: fresh rows would pass the limits of fbuf.Limited; put the limits "
                 "outside: fbuf.Limited(fbuf.FreshFirst(...), ...)"
             )
-        if given.is_queue or given.places or given.without_replacement or given.notes_draws:
+        if inner.is_queue or inner.places or inner.without_replacement or inner.notes_draws:
             raise ValueError(
-                f"fbuf.FreshFirst: {type(given).__name__} has an order, slots or a count of "
+                f"fbuf.FreshFirst: {type(inner).__name__} has an order, slots or a count of "
                 "its own, which fresh rows would break; give fbuf.Uniform(), or another sampler "
                 "that draws with replacement"
             )
         if self.every is not None:
             check.integer("FreshFirst", "every", self.every)
-            if self.every % given.stride:
+            if self.every % inner.stride:
                 raise ValueError(
                     f"fbuf.FreshFirst: every={self.every} must be a multiple of the sampler's "
-                    f"stride, {given.stride}; leave it out, or give the sampler another stride"
+                    f"stride, {inner.stride}; leave it out, or give the sampler another stride"
                 )
 
     # A property where other classes have a value: it follows from the arguments.
     @property
     def largest_stats(self) -> frozenset[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Those of the sampler."""
+        """The value of the wrapped sampler."""
         return self._planned.largest_stats
 
     # A property where other classes have a value: it follows from the arguments.
     @property
     def smallest_stats(self) -> frozenset[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Those of the sampler."""
+        """The value of the wrapped sampler."""
         return self._planned.smallest_stats
 
     # A property where other classes have a value: it follows from the arguments.
@@ -259,7 +258,7 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
     def take_over(
         self, index: FreshIndex, ring: Ring, slots: jax.Array, origin: Origin
     ) -> tuple[FreshIndex, jax.Array]:
-        """Take over what the sampler does; a start that a batch had is fresh no more."""
+        """Take over the sampler's index; a start that was in a batch is not fresh."""
         other, old, old_slots = origin
         if not isinstance(other, FreshFirst):
             return index, jnp.zeros(slots.shape, jnp.uint32)
@@ -278,7 +277,7 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
         return dataclasses.replace(index, fresh=fresh, others=others), faults
 
     def take_counts(self, index: FreshIndex, other: Sampler, old: Any) -> FreshIndex:
-        """Add the starts that another buffer has missed; those of two buffers are their sum."""
+        """Add the missed starts of another buffer to those of this one."""
         if not isinstance(other, FreshFirst):
             return index
         return dataclasses.replace(index, missed=_counted(index.missed, old.missed))
@@ -320,7 +319,7 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
         return _together(drawn, slots, is_fresh, ())
 
     def note(self, index: FreshIndex, ring: Ring, draw: Draw) -> FreshIndex:
-        """Have the fresh starts of a batch be fresh no more."""
+        """Mark the fresh starts of a batch as drawn."""
         size = draw.slots.shape[0]
         position = jnp.arange(size, dtype=jnp.int32)
         is_fresh = position < self._in_batch(self._count(index, ring)[None], size)
@@ -329,7 +328,7 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
     def note_picks(
         self, index: FreshIndex, ring: Ring, picks: FreshPicks, there: jax.Array
     ) -> FreshIndex:
-        """Have the fresh starts of this shard that a batch has be fresh no more."""
+        """Mark the fresh starts of this shard in a batch as drawn."""
         served = picks.fresh & there
         slots = self._oldest(index, ring, served, picks.ranks)
         return self._served(index, ring, slots, served)
@@ -360,14 +359,14 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
         return jnp.where(picks.fresh, found, slots), aux
 
     def weigh(self, totals: FreshTotals, picked: Picked, ask: Ask) -> Draw:
-        """Weigh fresh starts as uniform draws, and all others as the sampler does."""
+        """Give fresh starts the weight of uniform draws, and other draws that of the sampler."""
         drawn = self._planned.weigh(totals.others, picked, ask)
         # Positions in the batch are below its size, so the size itself need not be known.
         is_fresh = picked.positions < self._in_batch(totals.fresh, None)
         return _together(drawn, picked.slots, is_fresh, picked.axes)
 
     def largest_priority(self, index: FreshIndex) -> jax.Array | None:
-        """Return that of the sampler."""
+        """Return the largest priority of the sampler."""
         return self._planned.largest_priority(index.others)
 
     def with_largest_priority(self, index: FreshIndex, largest: jax.Array) -> FreshIndex:
@@ -376,11 +375,11 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
         return dataclasses.replace(index, others=others)
 
     def probability(self, index: FreshIndex, ring: Ring, slots: jax.Array) -> jax.Array:
-        """Return the probability of each row in one of the other draws."""
+        """Return the probability of each row in one draw of the sampler."""
         return self.sampler.probability(index.others, ring, slots)
 
     def stats(self, index: FreshIndex, ring: Ring) -> dict[str, jax.Array]:
-        """Count the fresh starts and the missed ones, beside the figures of the sampler."""
+        """Return the `stats` of the sampler, and the numbers of fresh and of missed starts."""
         own = {"fresh": self._count(index, ring), "missed": index.missed}
         return own | self.sampler.stats(index.others, ring)
 
@@ -389,7 +388,7 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
         return fresh_order.count(index.fresh, ring, self._fresh_window)
 
     def _in_batch(self, counts: jax.Array, batch_size: int | None) -> jax.Array:
-        """Return how many fresh starts of `[S]` shards a batch has: int32 scalar."""
+        """Return the number of fresh starts in a batch, from `[S]` counts of shards: a scalar."""
         limits = [limit for limit in (self.most, batch_size) if limit is not None]
         # With the limit first, the sum over shards stays an int32.
         most = min(limits) if limits else jnp.iinfo(jnp.int32).max // counts.shape[0]
@@ -410,18 +409,18 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
 
 
 def _starts(index: FreshIndex) -> jax.Array:
-    """Count the starts that no batch had yet, also those whose windows have only begun."""
+    """Count the starts that were in no batch yet, also those of incomplete windows."""
     assert index.fresh.total is not None
     return index.fresh.total
 
 
 def _alike(one: Window, other: Window) -> bool:
-    """Tell whether the same rows begin windows in two buffers, but for the stride."""
+    """Tell whether the same rows begin windows in two buffers, whatever their strides."""
     return dataclasses.replace(one, stride=1) == dataclasses.replace(other, stride=1)
 
 
 def _counted(missed: jax.Array, more: jax.Array) -> jax.Array:
-    """Return a count with some more, at most the largest int32."""
+    """Return the sum of two counts, at most the largest int32."""
     total = missed.astype(jnp.uint32) + more.astype(jnp.uint32)
     return jnp.minimum(total, jnp.iinfo(jnp.int32).max).astype(jnp.int32)
 
@@ -429,8 +428,8 @@ def _counted(missed: jax.Array, more: jax.Array) -> jax.Array:
 def _dealt(counts: jax.Array, total: jax.Array, key: jax.Array) -> jax.Array:
     """Deal a number of fresh starts out to shards that have `[S]` of them: int32 `[S]`.
 
-    All shards give as many, if they have them. The rest comes from the shards that follow a random
-    one: so no shard waits for ever.
+    All shards give equally many, if they have them. The rest comes from the shards after a random
+    one, so that no shard waits for ever.
     """
     number = counts.shape[0]
     if number == 1:

@@ -41,7 +41,7 @@ class GroupPicks(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Grouped(WindowedSampler):
-    """Draw a group first, by given shares, and then one of its rows, each alike.
+    """Draw a group by given shares, then one of its rows, all equally likely.
 
     The group of a row is a field of the item: its task, its agent, whether its episode was a
     success. So a rare group is drawn as often as a frequent one. A group that has nothing to draw
@@ -213,12 +213,12 @@ class Grouped(WindowedSampler):
         return Plan(shard, GroupPicks(group, rank - before))
 
     def pick(self, index: GroupIndex, ring: Ring, picks: GroupPicks) -> tuple[jax.Array, jax.Array]:
-        """Find the starts of the ranks; also return their groups."""
+        """Return the starts of these ranks, and their groups."""
         ranks = jnp.minimum(picks.ranks, jnp.maximum(index.counts[picks.groups] - 1, 0))
         return group_index.select(index, ring, picks.groups, ranks), picks.groups
 
     def weigh(self, totals: GroupTotals, picked: Picked, ask: Ask) -> Draw:
-        """Weigh starts by 1, or by their probability if there is a `beta`."""
+        """Give starts weight 1, or with `beta` a weight by their probability."""
         counts = jnp.sum(totals.counts, axis=0, dtype=jnp.int32)
         each = self._likely(counts)
         total = jnp.sum(counts, dtype=jnp.int32).astype(jnp.float32)
@@ -235,7 +235,7 @@ class Grouped(WindowedSampler):
         return jnp.where(group_index.is_start(index, ring, slots), likely, 0)
 
     def stats(self, index: GroupIndex, ring: Ring) -> dict[str, jax.Array]:
-        """Count the starts, and those of them that have no group."""
+        """Count the starts, and the starts without a group."""
         return {
             "num_starts": jnp.sum(index.counts, dtype=jnp.int32),
             "without_group": index.counts[-1],
@@ -260,5 +260,5 @@ def chosen(shares: jax.Array, words: jax.Array) -> jax.Array:
 
 
 def _as_int32(groups: jax.Array) -> jax.Array:
-    """Return groups as int32; those of uint32 beyond it become negative, and so no groups."""
+    """Return groups as int32; larger values of uint32 become negative, which is no group."""
     return groups.astype(jnp.int32)

@@ -1,4 +1,4 @@
-"""Limits of the life of a row: how often it is drawn, how old it gets, in steps or in versions."""
+"""Limits on rows: the number of draws, the age in steps, and the version of the policy."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ class LimitedTotals:
 
     Attributes:
         others: The totals of the sampler.
-        taken: The candidates; None where every candidate is taken.
+        taken: The taken candidates; None where all are taken.
     """
 
     others: Any
     taken: Taken | None = None
 
 
-# One base class has as a value what the other has as a property.
+# A field of one base class is a property of the other.
 @dataclasses.dataclass(frozen=True)
 class Limited(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Draw as another sampler does, but no row more often, or at a higher age, than you allow.
+    """Draw with another sampler, but no row more often, or at a higher age, than you allow.
 
     A row that has reached a limit is retired: it is not drawn again. It stays stored, so windows
     may still read it, and its id stays good for `fbuf.read` and `fbuf.write`. Without a window it
@@ -143,19 +143,19 @@ class Limited(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatibleVar
     # A property where other classes have a value: it follows from the arguments.
     @property
     def largest_stats(self) -> frozenset[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Those of the sampler."""
+        """The value of the wrapped sampler."""
         return self._planned.largest_stats
 
     # A property where other classes have a value: it follows from the arguments.
     @property
     def smallest_stats(self) -> frozenset[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Those of the sampler."""
+        """The value of the wrapped sampler."""
         return self._planned.smallest_stats
 
     # A property where other classes have a value: it follows from the arguments.
     @property
     def refuses_picks(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether a candidate may not be allowed: old rows alone are no candidates."""
+        """Whether a shard may refuse candidates: rows beyond `max_age` alone are no candidates."""
         return self.max_uses is not None or self.version is not None
 
     @property
@@ -172,13 +172,13 @@ class Limited(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatibleVar
     # A property where other classes have a value: it follows from the arguments.
     @property
     def fields(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The fields that the sampler looks at, and the version."""
+        """The fields that the sampler reads, and the version."""
         own = () if self.version is None else (self.version,)
         return tuple(dict.fromkeys((*self.sampler.fields, *own)))
 
     @property
     def can_retire(self) -> bool:
-        """Whether starts can be retired: by its own limits alone."""
+        """Whether starts can be retired: only by the limits of this sampler."""
         return False
 
     @property
@@ -218,7 +218,7 @@ class Limited(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatibleVar
         return LimitedIndex(own, self.sampler.init(ring))
 
     def add(self, index: LimitedIndex, ring: Ring, span: Span) -> tuple[LimitedIndex, jax.Array]:
-        """Index the new rows, and retire those that are too old by now."""
+        """Index the new rows, and retire rows that are now too old."""
         of_new = None if self.version is None else span.fields[self.version]
         own, change = lives.add(index.lives, ring, span, self.start_conditions, of_new)
         # Retired rows count as removed, also where they are overwritten.
@@ -241,7 +241,7 @@ class Limited(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatibleVar
     def update_priority(
         self, index: LimitedIndex, ring: Ring, slots: jax.Array, given: Given
     ) -> tuple[LimitedIndex, jax.Array]:
-        """Store the priorities for the sampler; a retired row has none any more."""
+        """Store the priorities for the sampler; a retired row no longer has a priority."""
         if self.start_conditions.every_row:
             is_live = bit_tree.read(index.lives.live.tree, ring.clamp(slots))
             slots = jnp.where(is_live, slots, ring.capacity)
@@ -252,7 +252,7 @@ class Limited(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatibleVar
     def written(
         self, index: LimitedIndex, ring: Ring, slots: jax.Array, fields: dict[str, jax.Array]
     ) -> LimitedIndex:
-        """Note other versions, and have the sampler look at its own fields."""
+        """Store changed versions, and have the sampler read its own fields."""
         if index.lives.versions is not None and self.version in fields:
             of_rows = versions.write(index.lives.versions, slots, fields[self.version])
             own = dataclasses.replace(index.lives, versions=of_rows)
@@ -267,15 +267,15 @@ class Limited(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatibleVar
     def take_over(
         self, index: LimitedIndex, ring: Ring, slots: jax.Array, origin: Origin
     ) -> tuple[LimitedIndex, jax.Array]:
-        """Take over uses and the lowest version; the limits here say which rows are retired."""
+        """Take over draw counts and the lowest version; the limits of this sampler retire rows."""
         other, old, old_slots = origin
         lost = None
         if isinstance(other, Limited):
             index = self._retired_anew(index, ring, slots, other, old, old_slots)
             origin = Origin(other.sampler, old.others, old_slots)
-            if other.start_conditions.every_row:  # a row retired there has no priority any more
+            if other.start_conditions.every_row:  # a retired row had lost its priority
                 lost = lives.is_retired(old.lives, old_slots)
-        if self.start_conditions.every_row:  # nor has one that is retired here
+        if self.start_conditions.every_row:  # a row that this buffer retires has no priority
             gone = lives.is_retired(index.lives, ring.clamp(slots))
             slots = jnp.where(gone, ring.capacity, slots)
         seen, before = self._seen(index, ring), index.others
@@ -295,7 +295,7 @@ class Limited(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatibleVar
         old: LimitedIndex,
         old_slots: jax.Array,
     ) -> LimitedIndex:
-        """Retire moved rows that are beyond the limits here, whatever those of `other` were."""
+        """Retire moved rows beyond the limits of this sampler, whatever the old limits were."""
         own = lives.taken_over(index.lives, slots, old.lives, old_slots)
         if self.version is not None and self.version == other.version:
             own = lives.with_lowest(own, old.lives)
@@ -305,7 +305,7 @@ class Limited(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatibleVar
             gone = jnp.zeros(slots.shape, bool)
             if self._is_as_strict_as(other):
                 gone = lives.is_retired(old.lives, before)
-                if other.max_uses is not None:  # those that were used up there may be used again
+                if other.max_uses is not None:  # used-up rows may be drawn again
                     gone &= ~other._used_up(old, before)
             if self.max_uses is not None:
                 gone |= self._used_up(index, start)
@@ -313,24 +313,24 @@ class Limited(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatibleVar
         return index
 
     def _is_as_strict_as(self, other: Limited) -> bool:
-        """Return whether all rows of another buffer that were too old there are too old here."""
+        """Return whether every row that was too old in the other buffer is too old in this one."""
         window, ages = self.start_conditions, (self.max_age, other.max_age)
         return (
             window == other.start_conditions
-            and window.stride == 1  # else other rows are starts than before
+            and window.stride == 1  # else the starts are different rows than before
             and (ages[1] is None or (ages[0] is not None and ages[0] <= ages[1]))
             and other.version in (None, self.version)
         )
 
     def take_counts(self, index: LimitedIndex, other: Sampler, old: Any) -> LimitedIndex:
-        """Have the sampler add the counts of that of another buffer."""
+        """Have the sampler add the counts of the other buffer's sampler."""
         if not isinstance(other, Limited):
             return index
         others = self.sampler.take_counts(index.others, other.sampler, old.others)
         return dataclasses.replace(index, others=others)
 
     def resized(self, index: LimitedIndex, old: LimitedIndex) -> LimitedIndex:
-        """Have the sampler look at what did not fit."""
+        """Have the sampler count the rows that did not fit."""
         return dataclasses.replace(index, others=self.sampler.resized(index.others, old.others))
 
     def remove(self, index: LimitedIndex, ring: Ring, slots: jax.Array) -> LimitedIndex:
@@ -345,7 +345,7 @@ class Limited(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatibleVar
         return self.sampler.can_sample(index.others, self._seen(index, ring))
 
     def draw(self, index: LimitedIndex, ring: Ring, ask: Ask) -> Draw:
-        """Draw candidates, and take the first ones that are allowed."""
+        """Draw candidates, and take the first allowed ones."""
         seen = self._seen(index, ring)
         drawn = self.sampler.draw(index.others, seen, self._candidates(ask))
         allowed = drawn.mask & self._still_allowed(index, drawn.slots, drawn.slots)
@@ -368,17 +368,17 @@ class Limited(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatibleVar
     def settled(
         self, totals: LimitedTotals, plan: Plan, allowed: jax.Array, batch_size: int
     ) -> tuple[LimitedTotals, Plan]:
-        """Take the first candidates that are allowed."""
+        """Take the first allowed candidates."""
         taken = candidates.first(allowed, batch_size)
         picks = candidates.pick_of(plan.picks, taken)
         return LimitedTotals(totals.others, taken), Plan(plan.shards[taken.places], picks)
 
     def pick(self, index: LimitedIndex, ring: Ring, picks: Any) -> tuple[jax.Array, Any]:
-        """Find the rows as the sampler does."""
+        """Find the rows of the sampler's picks."""
         return self._planned.pick(index.others, self._seen(index, ring), picks)
 
     def weigh(self, totals: LimitedTotals, picked: Picked, ask: Ask) -> Draw:
-        """Weigh the candidates that were taken as the sampler does."""
+        """Give the taken candidates the weights of the sampler."""
         taken = totals.taken
         if taken is None:
             return self._planned.weigh(totals.others, picked, ask)
@@ -388,7 +388,7 @@ class Limited(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatibleVar
         return candidates.masked(drawn, there, self.weighs_by_batch, picked.axes)
 
     def largest_priority(self, index: LimitedIndex) -> jax.Array | None:
-        """Return that of the sampler."""
+        """Return the largest priority of the sampler."""
         return self._planned.largest_priority(index.others)
 
     def with_largest_priority(self, index: LimitedIndex, largest: jax.Array) -> LimitedIndex:
@@ -439,12 +439,13 @@ class Limited(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatibleVar
         return jnp.where(lives.may_be_drawn(index.lives, slots), likely, 0)
 
     def stats(self, index: LimitedIndex, ring: Ring) -> dict[str, jax.Array]:
-        """Count the starts that are left, beside the figures of the sampler."""
+        """Return the `stats` of the sampler, and the number of drawable starts."""
         total = index.lives.live.total
         assert total is not None
         found = {"live": total} | self.sampler.stats(index.others, self._seen(index, ring))
         if self.max_age is not None and "missed" in found:
-            # No row is missed: before it is overwritten it has grown too old, however adds are cut.
+            # No row is missed, in whatever chunks rows are added: a row is too old before it is
+            # overwritten.
             found["missed"] = jnp.zeros_like(found["missed"])
         return found
 
@@ -457,7 +458,7 @@ class Limited(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatibleVar
         return dataclasses.replace(ring, removed=ring.count() - total)
 
     def _candidates(self, ask: Ask) -> Ask:
-        """Return the arguments of a draw of candidates for a batch."""
+        """Return the arguments for drawing the candidates of a batch."""
         return ask._replace(batch_size=2 * ask.batch_size) if self.refuses_picks else ask
 
     def _still_allowed(

@@ -42,7 +42,7 @@ class MixedTotals:
 
 @pytree
 class MixedPicks:
-    """Draws in one shard: the way of each, and its rank or picks in each way."""
+    """Draws in one shard: the way of each draw, and its rank or picks in every way."""
 
     which: jax.Array
     uniform: jax.Array
@@ -52,7 +52,7 @@ class MixedPicks:
 
 @pytree
 class Odds:
-    """The stored priorities of drawn rows, float32, and whether the rows are recent, bool."""
+    """The stored priorities of drawn rows, float32, and a mask of the recent rows, bool."""
 
     value: jax.Array
     recent: jax.Array
@@ -60,7 +60,7 @@ class Odds:
 
 @dataclasses.dataclass(frozen=True)
 class Mixture(WindowedSampler):
-    """Draw each row in one of three ways, by chance: uniformly, by priority, or from the newest.
+    """Draw each row in one of three random ways: uniformly, by priority, or from the newest rows.
 
     The probability of a row is that of all three ways together, so importance weights are right for
     every draw. They are `(N * probability) ** -beta`, divided by the largest in the batch. A way
@@ -124,7 +124,7 @@ class Mixture(WindowedSampler):
         check.integer("Mixture", "recent_rows", self.recent_rows)
         check.instance("Mixture", "priorities", self.priorities, Prioritized, "fbuf.Prioritized()")
 
-    # Other samplers have fields by these names; to read them is all that anybody may do.
+    # Properties, where other samplers have fields: they are for reading only.
     @property
     def window(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The window of the priorities."""
@@ -204,7 +204,7 @@ class Mixture(WindowedSampler):
         return MixedIndex(found, self.priorities.retire(index.priorities, ring, slots))
 
     def can_sample(self, index: MixedIndex, ring: Ring) -> jax.Array:
-        """Return whether a way of positive share has something to draw from."""
+        """Return whether any way of positive share can draw a row."""
         if self.start_conditions.every_row and not self.may_draw_nothing:
             return ring.live() > 0
         return self._shares(self.only_totals(index, ring)).any()
@@ -232,7 +232,7 @@ class Mixture(WindowedSampler):
         bounds = jnp.cumsum(shares)
         point = random_bits.uniforms(which_key, (batch_size,)) * bounds[2]
         which = jnp.sum(point[:, None] >= bounds[None, :2], axis=1, dtype=jnp.int32)
-        # Rounding must not choose what has no share.
+        # Rounding must not choose a way without a share.
         which = jnp.where(shares[which] > 0, which, jnp.argmax(shares).astype(jnp.int32))
 
         def ranks(key: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -249,7 +249,7 @@ class Mixture(WindowedSampler):
         )
 
     def pick(self, index: MixedIndex, ring: Ring, picks: MixedPicks) -> tuple[jax.Array, Odds]:
-        """Find the row in the way chosen, and its odds in the other ways."""
+        """Find the row of each draw in its way, and the data for its probability in all ways."""
         total = start_index.total(index.starts, ring)
         oldest, _ = self._newest(index, ring, total)
         recent = start_index.around(oldest, picks.recent, total)
@@ -279,11 +279,11 @@ class Mixture(WindowedSampler):
         return jnp.where(start_index.is_start(index.starts, ring, slots), likely, 0)
 
     def stats(self, index: MixedIndex, ring: Ring) -> dict[str, jax.Array]:
-        """Return the figures of the priorities."""
+        """Return the `stats` of the priorities."""
         return self.priorities.stats(index.priorities, ring)
 
     def _shares(self, totals: MixedTotals) -> jax.Array:
-        """Return the shares of the ways, 0 for a way with nothing to draw from: float32 `[3]`."""
+        """Return the shares of the ways, 0 for a way without rows: float32 `[3]`."""
         by_priority = totals.priorities.total
         drawable = jnp.stack([(of > 0).any() for of in (totals.starts, by_priority, totals.recent)])
         given = [self.uniform, self.prioritized, self.recent]
@@ -306,7 +306,7 @@ class Mixture(WindowedSampler):
         return before, jnp.where(wraps, total - before + up_to, up_to - before)
 
     def _odds(self, index: MixedIndex, ring: Ring, slots: jax.Array) -> Odds:
-        """Return the values that the probabilities of rows depend on."""
+        """Return the values that determine the probabilities of rows."""
         value = jnp.maximum(sum_tree.values(index.priorities.tree, slots), 0)
         steps = ring.newer(slots) * ring.lanes + (ring.lanes - 1 - slots % ring.lanes)
         return Odds(value, steps < self.recent_rows // ring.shards)

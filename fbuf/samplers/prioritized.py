@@ -46,7 +46,7 @@ class PriorityTotals:
 
 @pytree
 class PriorityPicks:
-    """Draws in one shard: a uniform number a level, float32 `[B]` each, and where they begin.
+    """Draws in one shard: a uniform number a level, float32 `[B]` each, and the points of draws.
 
     `points` is None if draws are independent.
     """
@@ -73,7 +73,7 @@ class Prioritized(WindowedSampler):
         eps: Added to every priority before the power, so that no row is lost. At least 0. A row
             without error is drawn about `(eps / error) ** alpha` times as often as one of that
             error: 1e-6 hardly ever, and 1e-2 now and then, where errors are about 1.
-        floor: The smallest value that the power is taken of, at least 0. A smaller `priority +
+        floor: The smallest base of the power, at least 0. A smaller `priority +
             eps` counts as the floor. LAP has a floor of 1 (Fujimoto et al.), and then `eps` is of
             no use: give `eps=0`.
         new_priority: The priority of a row if you give `add` none. With `"largest"` it is the
@@ -212,21 +212,21 @@ class Prioritized(WindowedSampler):
         return index, jnp.zeros(slots.shape, jnp.uint32)
 
     def remove(self, index: PriorityIndex, ring: Ring, slots: jax.Array) -> PriorityIndex:
-        """Store 0, whatever the floor is; starts whose windows held one of these get inactive."""
+        """Store 0, whatever the floor is, and deactivate starts whose windows held such a row."""
         return priority_index.remove(index, ring, slots, self.start_conditions)
 
     def retire(self, index: PriorityIndex, ring: Ring, slots: jax.Array) -> PriorityIndex:
-        """Inactivate these starts alone."""
+        """Deactivate these starts alone."""
         return priority_index.retire(index, ring, slots)
 
     def can_sample(self, index: PriorityIndex, ring: Ring) -> jax.Array:
         """Return whether any stored priority is above 0."""
         if self.start_conditions.every_row and not self.may_draw_nothing:
-            return ring.live() > 0  # asks no priority: the same for buffers whose rows differ
+            return ring.live() > 0  # one condition for buffers with different rows
         return sum_tree.total(index.tree) > 0
 
     def largest_priority(self, index: PriorityIndex) -> jax.Array:
-        """Return the largest priority of a row to draw, or ever; 0 if there is none."""
+        """Return the largest priority of a drawable row, or ever; 0 without one."""
         return priority_index.largest(index)
 
     def with_largest_priority(self, index: PriorityIndex, largest: jax.Array) -> PriorityIndex:
@@ -258,7 +258,7 @@ class Prioritized(WindowedSampler):
     def pick(
         self, index: PriorityIndex, ring: Ring, picks: PriorityPicks
     ) -> tuple[jax.Array, jax.Array]:
-        """Walk down the tree. Return the slots and their values."""
+        """Walk down the tree, and return the slots and their values."""
         if picks.points is None:
             return sum_tree.draw(index.tree, picks.uniforms)
         slots, value, _ = sum_tree.draw_stratified(index.tree, picks.points, picks.uniforms)
@@ -287,7 +287,7 @@ class Prioritized(WindowedSampler):
         )
 
     def probability(self, index: PriorityIndex, ring: Ring, slots: jax.Array) -> jax.Array:
-        """Return the values of rows over the total."""
+        """Return the values of rows, divided by the total."""
         total = sum_tree.total(index.tree)
         value = priority_index.of_slots(index, slots)
         return jnp.where(total > 0, value / _above_0(total), 0)
@@ -303,12 +303,12 @@ class Prioritized(WindowedSampler):
 
     @property
     def _power(self) -> tuple[float, float, float]:
-        """The numbers that a stored priority is made with."""
+        """The constants of the formula for stored priorities."""
         return self.alpha, self.eps, self.floor
 
     @property
     def _first_priority(self) -> float:
-        """The value that a row without a priority gets as long as no value is above 0."""
+        """The value for a row without a priority while no value is above 0."""
         try:
             return max(1.0, self.floor) ** self.alpha
         except OverflowError:
@@ -328,5 +328,5 @@ class Prioritized(WindowedSampler):
 
 
 def _above_0(number: jax.Array) -> jax.Array:
-    """Return numbers, and 1 in place of those that are not above 0, whose results are not used."""
+    """Return the numbers above 0, and 1 in place of all others, whose results are unused."""
     return jnp.where(number > 0, number, 1)

@@ -44,7 +44,7 @@ class ReservoirTotals:
 
     Attributes:
         rows: int32; the rows that are left.
-        meant: float32; the number of rows ever added that these stand for.
+        meant: float32; the number of added rows that the stored rows represent.
     """
 
     rows: jax.Array
@@ -105,11 +105,11 @@ class Reservoir(PlacingSampler, PlannedSampler):
     def place(
         self, index: ReservoirIndex, ring: Ring, mask: jax.Array, given: Given
     ) -> tuple[ReservoirIndex, jax.Array]:
-        """Choose slots: those that are free, then any number below that of the rows so far."""
+        """Choose slots: free ones first, then a random number below the number of rows so far."""
         batch = mask.shape[0]
         rank = jnp.cumsum(mask, dtype=jnp.uint32)  # of each row, from 1
         so_far = wide.plus(Wide(index.added[0], index.added[1]), rank)
-        # Another life of the buffer, after `clear`, makes other choices.
+        # After a `clear`, the choices are different ones.
         key = random_bits.fold_in(jax.random.key(self.seed), ring.lap[0], *index.added)
         if index.shard is not None:
             key = random_bits.fold_in(key, index.shard)
@@ -124,7 +124,7 @@ class Reservoir(PlacingSampler, PlannedSampler):
         return ReservoirIndex(index.rows, jnp.stack([added.high, added.low])), slots
 
     def of_shard(self, index: ReservoirIndex, number: jax.Array) -> ReservoirIndex:
-        """Return the index with the number of the shard, by which its choices differ."""
+        """Return the index with the number of the shard, which makes its choices differ."""
         return dataclasses.replace(index, shard=number)
 
     def add(
@@ -135,7 +135,7 @@ class Reservoir(PlacingSampler, PlannedSampler):
         return dataclasses.replace(index, rows=rows), jnp.zeros_like(span.slots, jnp.uint32)
 
     def remove(self, index: ReservoirIndex, ring: Ring, slots: jax.Array) -> ReservoirIndex:
-        """Take out rows; their slots get other rows by chance, as all slots do."""
+        """Take out rows; new rows may take their slots, like any others."""
         rows, _ = start_index.remove(index.rows, ring, slots, EVERY_ROW)
         return dataclasses.replace(index, rows=rows)
 
@@ -144,12 +144,12 @@ class Reservoir(PlacingSampler, PlannedSampler):
         return ring.live() > 0
 
     def shard_totals(self, index: ReservoirIndex, ring: Ring) -> ReservoirTotals:
-        """Count the rows, and those that they stand for."""
+        """Count the stored rows, and the added rows that they represent."""
         rows = ring.live()
         return ReservoirTotals(rows, rows.astype(jnp.float32) * _stands_for(index, ring))
 
     def plan(self, index: ReservoirIndex, ring: Ring, totals: ReservoirTotals, ask: Ask) -> Plan:
-        """Choose a shard by the rows that were added there, and one of the rows that it has."""
+        """Choose a shard by its number of added rows, and one of its stored rows."""
         if totals.rows.shape[0] == 1:
             return start_index.plan(index.rows, ring, totals.rows, ask)
         shard = shards.by_total(totals.meant, ask.key, ask.batch_size)
@@ -159,7 +159,7 @@ class Reservoir(PlacingSampler, PlannedSampler):
     def pick(
         self, index: ReservoirIndex, ring: Ring, picks: StartPicks
     ) -> tuple[jax.Array, jax.Array]:
-        """Find the rows, and how many rows each stands for."""
+        """Find the rows, and the number of added rows that each represents."""
         slots = start_index.pick(index.rows, ring, picks)
         return slots, jnp.broadcast_to(_stands_for(index, ring), slots.shape)
 
@@ -187,6 +187,6 @@ def _likely(total: jax.Array) -> jax.Array:
 
 
 def _stands_for(index: ReservoirIndex, ring: Ring) -> jax.Array:
-    """Return how many rows ever added each stored row stands for: a float32 scalar."""
+    """Return the number of added rows that each stored row represents: a float32 scalar."""
     added = wide.as_float(Wide(index.added[0], index.added[1]))
     return added / jnp.maximum(ring.stored[0], 1).astype(jnp.float32)

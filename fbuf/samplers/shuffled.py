@@ -79,7 +79,7 @@ class Shuffled(Uniform):
         count = jnp.maximum(total, 1)
         epoch, first = ask.step
         number = jnp.arange(ask.batch_size, dtype=jnp.int32)
-        # Behind the end the last number is taken, to stay in range.
+        # Numbers behind the end become the last one, to stay in range.
         ranks = first + jnp.minimum(number, count - first - 1)
         key = random_bits.fold_in(ask.key, epoch)
         if totals.segments is None and counts.shape[0] == 1:
@@ -128,7 +128,7 @@ class Shuffled(Uniform):
 def _permuted(
     index: StartIndex, ring: Ring, key: jax.Array, ranks: jax.Array, total: jax.Array
 ) -> jax.Array:
-    """Return the starts at these places of an epoch: int32 `[B]` slots."""
+    """Return the starts at given places of an epoch: int32 `[B]` slots."""
     # Slots are permuted, because the rank of a start changes with any other start. Where few slots
     # are starts, a walk from slot to slot would take long: there ranks are permuted.
     taken = ring.filled()

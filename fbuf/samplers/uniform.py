@@ -23,7 +23,7 @@ from fbuf.storage.ring import Ring, Span
 
 @pytree
 class UniformIndex:
-    """The index of `Uniform`: starts; and their segments, None unless episodes are drawn."""
+    """The index of `Uniform`: starts, and their segments; None unless episodes are drawn."""
 
     starts: StartIndex
     segments: Segments | None
@@ -31,7 +31,7 @@ class UniformIndex:
 
 @pytree
 class UniformTotals:
-    """The totals of a shard: starts; and segments, None unless episodes are drawn. int32."""
+    """The totals of a shard: starts, and segments; None unless episodes are drawn. int32."""
 
     starts: jax.Array
     segments: jax.Array | None
@@ -121,7 +121,7 @@ class Uniform(WindowedSampler):
 
     @property
     def can_retire(self) -> bool:
-        """Whether starts can be retired: in the middle of an episode they would make two of it."""
+        """Whether starts can be retired: by episode, a retired start would split the episode."""
         return self.by == "start"
 
     def retire(self, index: UniformIndex, ring: Ring, slots: jax.Array) -> UniformIndex:
@@ -153,7 +153,7 @@ class Uniform(WindowedSampler):
         """Weigh starts by 1 whatever `beta` is; by episode, by their probability."""
         slots, aux = picked.slots, picked.aux
         total = shards.sum_of_counts(totals.starts)
-        # The mask must not depend on the ranks: masked values would then compute the ranks anew,
+        # The mask must not depend on the ranks. Masked values would then compute the ranks again
         # for every number of a batch.
         mask = jnp.broadcast_to(total > 0, slots.shape)
         if totals.segments is None or aux is None:
@@ -164,7 +164,7 @@ class Uniform(WindowedSampler):
         return weights.of_batch(slots, 1 / each, relative, mask, power, picked.axes)
 
     def probability(self, index: UniformIndex, ring: Ring, slots: jax.Array) -> jax.Array:
-        """Return 1 / starts; by episode, 1 / (episodes x starts in this one)."""
+        """Return 1 / starts; by episode, 1 / (episodes x starts of the episode)."""
         drawn = start_index.is_start(index.starts, ring, slots)
         total = jnp.maximum(start_index.total(index.starts, ring), 1).astype(jnp.float32)
         if index.segments is not None:
@@ -173,7 +173,7 @@ class Uniform(WindowedSampler):
         return jnp.where(drawn, 1 / total, 0)
 
     def stats(self, index: UniformIndex, ring: Ring) -> dict[str, jax.Array]:
-        """Count the starts, if there is a window; by episode, also episodes that have a start."""
+        """Count the starts, if there is a window; by episode, also the episodes with a start."""
         counts = {} if index.starts.total is None else {"num_starts": index.starts.total}
         if index.segments is not None:
             counts["num_episodes"] = index.segments.count

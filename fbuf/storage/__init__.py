@@ -1,1 +1,1 @@
-"""Storage: where rows lie, and which of them are there."""
+"""Storage: the arrays of rows, and a record of the stored rows."""

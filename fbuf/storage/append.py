@@ -20,16 +20,16 @@ from fbuf.xla.tie import tie
 def fitting(
     ring: Ring, mask: jax.Array | None, room: jax.Array, batch: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Choose the rows of a batch that fit where each head has room for so many steps.
+    """Choose the rows of a batch that fit, given the free steps of each head.
 
     Args:
         ring: The ring.
-        mask: bool `[B]`; the rows that are meant, as for `append`.
-        room: int32 `[heads]`.
+        mask: bool `[B]`; the rows to write, as for `append`.
+        room: int32 `[heads]`; the free steps of each head.
         batch: `B`.
 
     Returns:
-        bool `[B]` twice: the first of the rows that are meant, and the rows that do not fit.
+        bool `[B]` twice: the first of these rows, which fit, and the rows that do not fit.
     """
     meant = jnp.ones(batch, bool) if mask is None else mask
     meant = meant.reshape(-1, ring.heads)
@@ -39,7 +39,7 @@ def fitting(
 
 
 def resets_after(ring: Ring, flags: jax.Array, mask: jax.Array | None) -> jax.Array | None:
-    """Return whether each lane resets next, after rows some of which may be left out.
+    """Return whether each lane resets next, if rows may be left out.
 
     Returns:
         bool `[lanes]`; None if the ring does not follow episodes.
@@ -61,13 +61,13 @@ def append(
     Args:
         ring: The ring.
         flags: uint8 `[B]`; the flags of the new rows, step by step, and in a step lane by lane.
-        mask: bool `[B]`; the rows to write, which then lie side by side. None is all of them.
-            With one head for several lanes it is alike for all rows of a step.
+        mask: bool `[B]`; the rows to write, which then lie side by side. None is all of them. With
+            one head for several lanes it is equal for all rows of a step.
         before: An array that must have been read before anything is written, see `fbuf.xla.tie`.
-        dummy: bool `[B]`; which rows are dummies, of rows that were in a ring already.
+        dummy: bool `[B]`; the dummies among rows that come from another ring.
 
     Returns:
-        The ring, and the slots of the rows. The last ones are kept of more rows than fit.
+        The ring, and the slots of the rows. If more rows come than fit, the last ones are kept.
     """
     rank, count, kept = _ranks(ring, flags.shape[0], mask)
     size, each = jnp.uint32(ring.head_capacity), flags.shape[0] // ring.heads
@@ -78,16 +78,16 @@ def append(
     slots = offset * ring.heads + lane
     slots = jnp.where(kept, slots, ring.capacity).astype(jnp.int32).reshape(-1)
     inside = slots < ring.capacity
-    # No row from before the last clear is counted as removed any more.
+    # Rows from before the last clear no longer count as removed.
     held = ring.holds(slots)
     gone, reads = held & False, (before,)
     if ring.removed is not None:
         old = read_rows(ring.flags, ring.clamp(slots))
-        # The barrier has it read once. Read again where it is used, the flags would have to be
-        # copied for that before they are written.
+        # The barrier makes XLA read the flags once. A second read at a later use would need a copy
+        # of the flags before the write.
         replaced = lax.optimization_barrier(jnp.where(inside, old, 0))
-        # The head goes on once these slots are known. Else so many things would be ready at once
-        # that XLA wakes other threads on CPU: see `fbuf.xla.loop`.
+        # The head moves once these slots are known. Otherwise too much would be ready at once, and
+        # XLA on CPU wakes other threads: see `fbuf.xla.loop`.
         head = by_platform(head, replaced, cpu=_after, default=lambda head, _: head)
         gone = held & (replaced & REMOVED > 0)
         reads = replaced, before
@@ -127,7 +127,7 @@ def append(
 
 
 def _after(head: jax.Array, read: jax.Array) -> jax.Array:
-    """Return the head, known only once something has been read."""
+    """Return the head, tied to a read that must come first."""
     return head + zero_after(read).astype(jnp.uint32)
 
 
@@ -135,7 +135,7 @@ def _laps_and_offset(number: jax.Array, size: int, added: int) -> tuple[jax.Arra
     """Divide uint32 numbers below `size + added` by `size`: the quotient, and the rest."""
     if added > size:
         return number // jnp.uint32(size), number % jnp.uint32(size)
-    # XLA makes a division by itself. A comparison becomes a part of what needs it.
+    # XLA makes a division by itself. A comparison is fused into its user.
     around = number >= size
     return around.astype(jnp.uint32), jnp.where(around, number - jnp.uint32(size), number)
 
@@ -147,7 +147,7 @@ def _ranks(
 
     Returns:
         uint32 `[steps, heads]` ranks; the number of rows, uint32 `[heads]`; and bool `[steps,
-        heads]`: whether there is room for the row.
+        heads]`: whether the row fits.
     """
     if mask is None:
         each = batch // ring.heads
@@ -164,10 +164,10 @@ def _ranks(
 def _follow(
     ring: Ring, before: Open, flags: jax.Array, mask: jax.Array | None, dummy: jax.Array | None
 ) -> tuple[Open, InEpisode]:
-    """Place the new rows, those of the mask, in their episodes."""
+    """Place the new rows of the mask in their episodes."""
     # Only rows that were in a ring already can be cut, and are known to be dummies.
-    given = flags & ENDS > 0, dummy, None if dummy is None else flags & CUT > 0
-    ends, *known = jax.tree.map(lambda leaf: leaf.reshape(-1, ring.lanes), given)
+    marks = flags & ENDS > 0, dummy, None if dummy is None else flags & CUT > 0
+    ends, *known = jax.tree.map(lambda leaf: leaf.reshape(-1, ring.lanes), marks)
     if mask is None:
         after, found = episodes.follow(before, ends, None, ring.autoreset, *known)
         return after, jax.tree.map(lambda leaf: leaf.reshape(-1), found)
@@ -178,5 +178,5 @@ def _follow(
     side_by_side = lambda steps: jnp.zeros_like(steps).at[where, lane].set(steps, mode="drop")
     ends, *known = jax.tree.map(side_by_side, (ends, *known))
     after, found = episodes.follow(before, ends, count, ring.autoreset, *known)
-    given = jnp.maximum(rank, 0)
-    return after, jax.tree.map(lambda leaf: leaf[given, lane].reshape(-1), found)
+    position = jnp.maximum(rank, 0)
+    return after, jax.tree.map(lambda leaf: leaf[position, lane].reshape(-1), found)

@@ -1,7 +1,7 @@
 """Deferred storage: the rows lie in host memory, or in files.
 
 A buffer with such a storage has flags, ring and index of its own, and no rows. Functions of `fbuf`
-append their writes to a list, and the owner of the rows carries them out.
+append pending writes to a list, and the owner of the rows applies them.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from fbuf.storage.store import Item
 
 @pytree
 class PendingWrite:
-    """A write to carry out; a slot of `capacity` is left out.
+    """A pending write of rows; a slot of `capacity` is left out.
 
     Attributes:
         slots: int32 `[B]`; the slots to write, each at most once.
-        values: The leaves to write by number, `[B, ...]`. None: whole rows, which the caller
-            has.
+        values: The leaves to write by number, `[B, ...]`. None: whole rows, which the owner gets
+            from the caller.
         source: int32 `[B]`; the slots of the rows to copy here. None if the rows
             are no copies.
     """
@@ -36,7 +36,7 @@ class PendingWrite:
 
 @pytree
 class Comparison:
-    """A comparison of new rows with the next observations of the rows before.
+    """A pending comparison of new rows with the next observations of the rows before.
 
     Attributes:
         place: int32 `[B]`; the place of that next observation in `fbuf.storage.next_obs`; -1 for
@@ -48,14 +48,14 @@ class Comparison:
 
 @pytree
 class DeferredStorage(Generic[Item]):
-    """The rows of a buffer that does not hold them itself.
+    """A storage without rows, with a list of pending writes.
 
     Attributes:
-        notes: The writes and comparisons to carry out, in this order.
+        pending: The pending writes and comparisons, in order.
         layout: The leaves of the item; static.
     """
 
-    notes: tuple[PendingWrite | Comparison, ...]
+    pending: tuple[PendingWrite | Comparison, ...]
     layout: Layout = dataclasses.field(metadata={"static": True})
 
     @property
@@ -64,25 +64,25 @@ class DeferredStorage(Generic[Item]):
         return self.layout.item
 
     def write(self, slots: jax.Array, rows: Item) -> DeferredStorage[Item]:
-        """Note a write of whole rows, as `Storage.write`; the rows themselves are not kept."""
-        return self._noted(PendingWrite(slots))
+        """Add a pending write of whole rows, without the rows; see `Storage.write`."""
+        return self._with(PendingWrite(slots))
 
     def write_leaves(
         self, slots: jax.Array, leaves: Mapping[int, jax.Array]
     ) -> DeferredStorage[Item]:
-        """Note a write of leaves, as `Storage.write_leaves`."""
-        return self._noted(PendingWrite(slots, values=dict(leaves)))
+        """Add a pending write of leaves; see `Storage.write_leaves`."""
+        return self._with(PendingWrite(slots, values=dict(leaves)))
 
     def copy(self, source: jax.Array, slots: jax.Array) -> DeferredStorage[Item]:
-        """Note a copy of rows, as `Storage.copy`."""
-        return self._noted(PendingWrite(slots, source=source))
+        """Add a pending copy of rows; see `Storage.copy`."""
+        return self._with(PendingWrite(slots, source=source))
 
     def compared(self, place: jax.Array) -> DeferredStorage[Item]:
-        """Note that new rows are to be compared."""
-        return self._noted(Comparison(place))
+        """Add a pending comparison of new rows."""
+        return self._with(Comparison(place))
 
-    def _noted(self, note: PendingWrite | Comparison) -> DeferredStorage[Item]:
-        return dataclasses.replace(self, notes=(*self.notes, note))
+    def _with(self, change: PendingWrite | Comparison) -> DeferredStorage[Item]:
+        return dataclasses.replace(self, pending=(*self.pending, change))
 
 
 def without_rows(state: Any) -> Any:
@@ -95,10 +95,10 @@ def without_rows(state: Any) -> Any:
     )
 
 
-def taken(
+def drained(
     state: Any,
 ) -> tuple[Any, tuple[PendingWrite, ...], tuple[PendingWrite | Comparison, ...]]:
-    """Return the buffer without notes, the notes of its rows, and of its next observations."""
+    """Return the buffer without pending writes, and those of its rows and next observations."""
     kept = state.next_obs
-    of_next = () if kept is None else kept.rows.notes
-    return without_rows(state), state.storage.notes, of_next
+    of_next = () if kept is None else kept.rows.pending
+    return without_rows(state), state.storage.pending, of_next

@@ -15,19 +15,19 @@ def in_order(ring: Ring) -> jax.Array:
     In a lane that is not full, slots that hold no row come first.
     """
     back = jnp.arange(ring.lane_length - 1, -1, -1, dtype=jnp.int32)[:, None]
-    # The slots of a lane without rows are its own, too: no slot comes twice.
+    # Also the empty slots of a lane are its own, so no slot repeats.
     last = ring.capacity - ring.lanes + jnp.arange(ring.lanes, dtype=jnp.int32)
     return ring.later(jnp.minimum(ring.newest(), last)[None], -back)
 
 
 def whole_episodes(ring: Ring) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return the slots of all episodes without dummies: whole, and in the order of their ends.
+    """Return the slots of all episodes, without dummies, in the order of their ends.
 
-    Episodes of which every row was removed are left out.
+    Episodes without a remaining row are left out.
 
     Returns:
         int32 `[capacity]` slots, and the number of the episode of each, from 0; and an int32
-        scalar: how many of these slots there are, all in front. O(N log N) time.
+        scalar, the number of these slots, which come first. O(N log N) time.
     """
     slots = in_order(ring)
     flags, there = ring.flags[slots], ring.holds(slots)
@@ -35,7 +35,7 @@ def whole_episodes(ring: Ring) -> tuple[jax.Array, jax.Array, jax.Array]:
     time = jnp.arange(ring.lane_length, dtype=jnp.int32)[:, None]
     newest = ring.lane_length - 1
     last = jnp.where(there & (flags & ENDS > 0), time, newest)
-    # Ends at one time come lane by lane; each episode has a number of its own.
+    # Ends at the same time come lane by lane, so each episode has its own number.
     number = lax.cummin(last, axis=0, reverse=True) * ring.lanes
     number += jnp.arange(ring.lanes, dtype=jnp.int32)[None]
     live = jnp.zeros(ring.capacity, bool).at[number].max(there & (flags & REMOVED == 0))

@@ -21,8 +21,8 @@ Autoreset = Literal["same_step", "next_step", "disabled"]
 
 - `"same_step"`: the step that ends an episode also resets. The next row begins a new episode.
 - `"disabled"`: you reset. To a buffer this is the same.
-- `"next_step"`: the step after the end ignores its action and resets. Its row is a dummy, of no
-  episode.
+- `"next_step"`: the step after the end ignores its action and resets. Its row is a dummy, which
+  belongs to no episode.
 """
 
 _MANY = 2**30
@@ -48,8 +48,8 @@ class InEpisode:
     """The places of the rows of a chunk in their episodes; all `[steps, lanes]`.
 
     Attributes:
-        position: int32; the number of the row in its episode, from 1; of a dummy 0.
-        intact: int32; the number of rows up to this one, without a removed one between them.
+        position: int32; the number of the row in its episode, from 1; 0 for a dummy.
+        intact: int32; the number of rows since the last removed row, this row included.
         dummy: bool; the row is the dummy step of a reset.
         newer: int32; the number of rows of the chunk that come after the row in its lane.
     """
@@ -78,12 +78,12 @@ def follow(
     Args:
         before: The open episodes before the chunk.
         ends: bool `[steps, lanes]`; the rows said to end an episode. A dummy ends nothing.
-        count: int32 `[lanes]`; the number of steps of each lane, for the chunk may have room for
-            more. None is all steps.
+        count: int32 `[lanes]`; the number of steps of each lane, as the chunk may be padded. None
+            is all steps.
         autoreset: See `Autoreset`.
         dummy: bool `[steps, lanes]`; which rows are dummies; None if that is not
             known.
-        cut: bool `[steps, lanes]`; the rows whose episode began in earlier rows that are gone.
+        cut: bool `[steps, lanes]`; the rows whose episode began in earlier rows, which are gone.
 
     Returns:
         The open episodes after the chunk, and the places of its rows.
@@ -92,8 +92,8 @@ def follow(
     number = jnp.arange(steps, dtype=jnp.int32)[:, None]
     resets = before.resets
     if dummy is None and autoreset == "next_step":
-        # In a run of ends every second one is a dummy's, which counts for nothing. So a row is a
-        # dummy if an odd number of ends lies side by side before the row.
+        # In a run of ends every second end belongs to a dummy, and does not count. So a row is a
+        # dummy if an odd run of ends comes right before the row.
         run = number - 1 - _newest_before(~ends, jnp.where(before.resets, -2, -1))
         dummy = run % 2 == 1
     if dummy is None:
@@ -107,7 +107,7 @@ def follow(
         begin = jnp.maximum(begin, _newest(dummy, -_MANY))
     at_start = begin < 0  # the episode was open before the chunk
     position = jnp.where(at_start, before.position[None] + number + 1, number - begin)
-    if cut is not None:  # none of what is left of such an episode is its first row
+    if cut is not None:  # the first row of such an episode is gone
         position = jnp.where(_newest(cut, -_MANY) > begin, _MANY, position)
     intact = jnp.where(at_start, before.intact[None] + number + 1, number - begin)
     after = Open(
@@ -120,7 +120,7 @@ def follow(
 
 
 def _last(steps: jax.Array, count: jax.Array | None, before: jax.Array) -> jax.Array:
-    """Return the last of the first `count` steps, or `before` if there is none: `[lanes]`."""
+    """Return the last of the first `count` steps, or `before` without one: `[lanes]`."""
     if count is None:
         return steps[-1]
     last = jnp.take_along_axis(steps, jnp.maximum(count - 1, 0)[None], axis=0)[0]
@@ -148,8 +148,8 @@ class Spans(NamedTuple):
             oldest row of the lane.
         last: int64 `[episodes]`; the place of the last stored row of each episode.
         whole: bool `[episodes]`; whether the episode began with its first stored row.
-        ended: bool `[episodes]`; whether the episode ended with its last stored row, and had no row
-            behind it that the buffer never got.
+        ended: bool `[episodes]`; whether the episode ended with its last stored row, and no later
+            row is missing.
     """
 
     first: np.ndarray[Any, np.dtype[np.int64]]
@@ -170,10 +170,10 @@ def spans(
     Args:
         ends: bool `[rows]`; whether a row ended an episode. The oldest row comes first.
         outside: bool `[rows]`; whether a row is part of no episode, as a dummy is.
-        cut: bool `[rows]`; whether the row's episode began before it, in rows that are gone.
-        unfinished: bool `[rows]`; whether the row's episode went on behind it, in rows that never
+        cut: bool `[rows]`; whether the row's episode began in earlier rows, which are gone.
+        unfinished: bool `[rows]`; whether the row's episode went on in later rows, which never
             came.
-        overwritten: Whether rows of the lane before the first one are gone, too.
+        overwritten: Whether earlier rows of the lane were overwritten.
     """
     before, after = np.append(True, (ends | outside)[:-1]), np.append(outside[1:], True)
     first = np.flatnonzero(~outside & before[: len(ends)])

@@ -1,7 +1,7 @@
-"""Faults: what went wrong inside a compiled step, kept as sticky bits in the state.
+"""Faults: errors inside compiled steps, kept as sticky bits in the state.
 
 An exception from inside a donated call would lose the buffer. So a bad value is skipped and a bit
-is set, and the host asks for it when it wants to.
+is set. The host reads the bit at any time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Fault(enum.IntFlag):
     STALE_ID = 4
     """An id named a row that has been overwritten or removed since it was drawn."""
     LOST_NEXT = 8
-    """More episodes ended than the buffer keeps last observations of (`max_ends`)."""
+    """More episodes ended than the buffer has places for last observations (`max_ends`)."""
     FULL = 16
     """A buffer made with `fbuf.Fifo` was full of unread rows, and left out new ones."""
     LOST_UNREAD = 32
@@ -43,7 +43,7 @@ class Fault(enum.IntFlag):
     CALLS_DIFFER = 64
     """Processes drew a batch together, but gave different keys or steps; it is masked."""
     BROKEN_EPISODE = 128
-    """A row did not begin where the row before in its open episode led to (`next_of`)."""
+    """A row did not continue the row before it in its open episode (`next_of`)."""
     NOTHING_TO_DRAW = 256
     """The buffer was full, and no row in it could be drawn."""
     FOREIGN_ID = 512
@@ -99,17 +99,17 @@ MEANING = {
 
 
 def bits_where(condition: jax.Array, fault: Fault) -> jax.Array:
-    """The bit for each entry of `condition` that holds. uint32, shaped like it."""
+    """Return the bit for each True of `condition`: uint32, shaped like the condition."""
     return jnp.where(condition, jnp.uint32(fault), jnp.uint32(0))
 
 
 @jax.custom_batching.custom_vmap
 def collected(fault: jax.Array, bits: jax.Array) -> jax.Array:
-    """The sticky bits, and all those of `[B]` entries. uint32 scalar."""
+    """Return the sticky bits together with the bits of `[B]` entries: uint32 scalar."""
     if bits.shape[0] == 1:
         return fault | bits[0]  # a reduction over one entry XLA leaves out, and its start with it
-    # Starting from the sticky bits it is one kernel; vmap does not take such a start. For JAX the
-    # result varies over a mesh as the entries do, which may come from a sampler as constants.
+    # Starting from the sticky bits it is one kernel; vmap does not take such a start. To JAX the
+    # result varies over a mesh like the entries, which may be a sampler's constants.
     return lax.reduce(varying(bits, fault), fault, lax.bitwise_or, (0,))
 
 

@@ -1,4 +1,4 @@
-"""Ids: the names of rows, given and looked up."""
+"""Ids: names of rows, how to make them and how to look them up."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fbuf.storage import tags
 from fbuf.storage.ring import Ring
 
 ArrayT = TypeVar("ArrayT", default=jax.Array)
-"""The arrays of a batch: of JAX, or tensors of PyTorch once the batch has crossed."""
+"""The arrays of a batch: JAX arrays, or PyTorch tensors after the batch was converted."""
 
 NO_SLOT = -1
 """The slot of an id that names no row, as in the masked part of a sample."""
@@ -74,7 +74,7 @@ def look_up(ring: Ring, ids: Ids) -> Found:
     now = ring.generation_of(slot)
     same = ring.holds(slot) & (ids.generation == now)
     live = inside & same & ~ring.is_removed(slot)
-    # Unsigned: laps to come, but for the next one, are as far off as another tag.
+    # Unsigned: future laps, except the next one, are as far away as another tag.
     late = (now + 1).astype(jnp.uint32) - ids.generation.astype(jnp.uint32)
     own = late <= tags.MOST_LAPS
     return Found(
@@ -91,7 +91,7 @@ def ids_of(ring: Ring, slots: jax.Array, mask: jax.Array) -> Ids:
 
 
 def live_ids(ring: Ring, slots: jax.Array) -> Ids:
-    """Return the ids of the rows in any int32 slots; "no row" for an empty or removed one."""
+    """Return the ids of the rows in any int32 slots; "no row" for an empty slot or removed row."""
     inside = (slots >= 0) & (slots < ring.capacity)
     slots = jnp.where(inside, slots, 0)
     live = look_up(ring, ids_of(ring, slots, inside)).live

@@ -18,7 +18,7 @@ NARROW = 1024
 """The most bytes of a narrow field in a row; see `benchmarks/evidence/row_access.py`."""
 
 _NARROW_SMALL = 64
-"""The same for numbers of less than 32 bits, which have to be put together into words."""
+"""The same limit for numbers below 32 bits, which are packed several to a word."""
 
 Fields = tuple[str, ...] | None
 """The names of the fields to read; None is the whole item."""
@@ -27,7 +27,7 @@ _REMEDIES = {
     "next_observation": 'make the buffer with fbuf.init(..., next_of="observation"), the name of '
     "the observation, or store the next one in a field of that name"
 }
-"""The ways to mend a name that is no field, by the argument; others give a name that is one."""
+"""The remedy for a wrong field name, by argument; other arguments need an existing name."""
 
 _SEVERAL = ("fields", "offsets")
 """The arguments that hold several names."""
@@ -47,12 +47,15 @@ class Field:
 
     @property
     def size(self) -> int:
-        """The count of numbers."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     @functools.cached_property
     def narrow(self) -> bool:
-        """Whether the field is packed. Complex numbers and those of less than a byte never are."""
+        """Whether the field is packed.
+
+        Complex numbers and numbers below a byte are never packed.
+        """
         if self.size * self.dtype.itemsize > (
             NARROW if self.dtype.itemsize >= 4 else _NARROW_SMALL
         ):
@@ -116,7 +119,7 @@ class Layout:
         return [jax.tree_util.keystr(path, simple=True, separator=".") for path in paths]
 
     def _remedy(self, argument: str, name: str) -> str:
-        """Return how to mend a name that is no field: with one further inside, if there is one."""
+        """Return the remedy for a wrong field name: a nested field of that name, if one exists."""
         parts = [leaf.split(".") for leaf in self._names()]
         inside = {".".join(part[:depth]) for part in parts for depth in range(2, len(part) + 1)}
         likely = [
@@ -139,7 +142,7 @@ class Layout:
     def check_width(self) -> None:
         """Refuse to read or write leaves of 64 bits where JAX has no such numbers.
 
-        JAX would cut such numbers, or take each for two.
+        JAX would truncate such numbers, or read each as two.
         """
         for (path, leaf), field in zip(
             jax.tree.leaves_with_path(self.item), self.fields, strict=True
@@ -171,7 +174,7 @@ class _Leaf:
 def _child(tree: Any, part: str) -> Any:
     """Return a field of a tree by one part of its name.
 
-    Only children of the tree in the sense of JAX are fields; no other attribute is.
+    Only JAX's children of the tree are fields; no other attribute is a field.
     """
     if isinstance(tree, Mapping):
         return tree[part]

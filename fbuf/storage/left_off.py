@@ -1,8 +1,8 @@
-"""Where a writer left off: whether the rows were changed since by somebody else.
+"""Detect changes by other writers since a writer last added rows.
 
-A writer of steps goes on behind its newest row. Where another writer has added rows meanwhile, or
-the buffer is another one, its next row is no continuation. It keeps the cursor that it left behind,
-and compares: any add, clear, load or resize changes the numbers under the heads.
+A writer of steps continues behind its newest row. If another writer has added rows meanwhile, or
+the buffer is another one, the next row is no continuation. A writer therefore keeps its last cursor
+and compares it: any add, clear, load or resize changes the numbers of the heads.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from fbuf.storage.ring import Ring, empty
 
 _SAVE_ID = 3
-"""The row of the cursor that a save changes, which changes no row of the buffer."""
+"""The cursor's row with the save id: a save changes it, but no row of the buffer."""
 
 
 def nowhere(lanes: int) -> jax.Array:
@@ -28,11 +28,11 @@ def place(ring: Ring) -> jax.Array:
 
 
 def changed(cursor: jax.Array, left: jax.Array, lanes: int, shards: int = 1) -> jax.Array:
-    """Return in which lanes somebody else has changed the newest rows: bool `[lanes]`.
+    """Return a mask of the lanes whose newest rows another writer has changed: bool `[lanes]`.
 
     Args:
-        cursor: int32 `[shards * rows, heads]`; the cursors now, one shard after the other.
-        left: The cursors that the writer left behind, or a `place`.
+        cursor: int32 `[shards * rows, heads]`; the current cursors, one shard after another.
+        left: The cursors that the writer kept, or a `place`.
         lanes: The number of lanes of all shards.
         shards: The number of shards.
     """

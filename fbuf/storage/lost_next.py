@@ -18,7 +18,7 @@ def lost(ring: Ring, next_obs: NextObs | None) -> tuple[int, int]:
     """
     if next_obs is None or ring.writes is not None:
         return 0, 0
-    # Copies: a view of the buffer's own memory would keep the buffer from being written to.
+    # Copies: a view of the buffer's own memory would prevent writes to the buffer.
     kept_at, owner = jax.device_get((jnp.copy(next_obs.kept_at), jnp.copy(next_obs.owner)))
     ended = [
         lane.slots[(lane.flags & ENDS > 0) & (lane.flags & REMOVED == 0)]

@@ -1,4 +1,4 @@
-"""Rows are marked in their flags: as the last of an episode, as removed, as changed."""
+"""Marks of rows in their flags: last of an episode, removed, changed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fbuf.storage.ring import NEXT_BEGINS, REMOVED, TRUNCATED, WRITTEN, Ring
 from fbuf.xla.rows import read_rows, write_rows
 
 _FEW = 64
-"""The most rows whose sum is written out."""
+"""The most rows whose sum is written as separate additions."""
 
 
 def end(
@@ -24,13 +24,13 @@ def end(
     Args:
         ring: The ring.
         lanes: The lanes to truncate.
-        resets: bool `[lanes]`; the lanes that reset next, where rows are left out behind the
-            end; see `fbuf.storage.append.resets_after`. None: these lanes do not reset.
-        bits: The bits that the last rows get.
+        resets: bool `[lanes]`; the lanes that reset next, if rows behind the end are left out; see
+            `fbuf.storage.append.resets_after`. None: these lanes do not reset.
+        bits: The bits to set in the last rows.
 
     Returns:
-        The ring, and the slots of the rows that now are the last of an episode, `capacity` for
-        lanes that had no open episode.
+        The ring, and the slots of the rows that now end an episode; `capacity` for lanes without an
+        open episode.
     """
     slots = ring.newest()
     flags = read_rows(ring.flags, ring.clamp(slots))
@@ -47,7 +47,7 @@ def end(
 
 
 def remove(ring: Ring, slots: jax.Array) -> Ring:
-    """Mark rows as removed: int32 `[B]` slots of stored rows, or `capacity`; none twice."""
+    """Mark rows as removed: int32 `[B]` distinct slots of stored rows, or `capacity`."""
     assert ring.removed is not None
     flags = _flagged(ring, slots, REMOVED)
     now_open = ring.open
@@ -64,14 +64,14 @@ def fewer_removed(ring: Ring, slots: jax.Array, gone: jax.Array) -> jax.Array | 
 
     Args:
         ring: The ring.
-        slots: int32 `[B]`; the written slots, not computed from the rows that were there.
-        gone: bool `[B]`; whether the row in each slot was a removed one.
+        slots: int32 `[B]`; the written slots, not computed from the overwritten rows.
+        gone: bool `[B]`; whether each overwritten row had been removed.
     """
     return None if ring.removed is None else _fewer(ring.removed, gone, slots)
 
 
 def written(ring: Ring, slots: jax.Array) -> Ring:
-    """Mark rows as changed: int32 `[B]` slots of stored rows, or `capacity`; none twice."""
+    """Mark rows as changed: int32 `[B]` distinct slots of stored rows, or `capacity`."""
     return dataclasses.replace(ring, flags=_flagged(ring, slots, WRITTEN))
 
 
@@ -83,11 +83,11 @@ def _flagged(ring: Ring, slots: jax.Array, bit: int) -> jax.Array:
 
 @jax.custom_batching.custom_vmap
 def _fewer(removed: jax.Array, gone: jax.Array, slots: jax.Array) -> jax.Array:
-    """Return a count of removed rows less those that were overwritten in these slots."""
+    """Subtract the removed rows that were overwritten in these slots from a count."""
     gone = gone.astype(jnp.int32)
     if gone.shape[0] > _FEW:
         return removed - jnp.sum(gone, dtype=jnp.int32)
-    # Written out it is one kernel on a GPU: a sum is a kernel of its own.
+    # Separate additions are one kernel on a GPU; a sum would be another kernel.
     return functools.reduce(
         lax.sub,
         [lax.index_in_dim(gone, at, keepdims=False) for at in range(gone.shape[0])],
@@ -99,8 +99,8 @@ def _fewer(removed: jax.Array, gone: jax.Array, slots: jax.Array) -> jax.Array:
 def _(
     size: int, batched: list[bool], removed: jax.Array, gone: jax.Array, slots: jax.Array
 ) -> tuple[jax.Array, bool]:
-    # A count that is one number for all buffers has only counted slots that all of them share. So
-    # where all write the same slots, as many of these are gone, and the size stays one number.
+    # One count for all buffers has only counted slots that all of them share. If all write the same
+    # slots, they overwrite equally many removed rows, and one size remains right.
     if batched[0] or batched[2]:
         return removed - jnp.sum(gone, axis=-1, dtype=jnp.int32), True
     return _fewer(removed, gone[0] if batched[1] else gone, slots), False

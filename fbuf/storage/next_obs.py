@@ -1,9 +1,9 @@
-"""Next observations: read from the following row, or kept aside where that row has another one.
+"""Next observations: read from the following row, or kept aside if that row does not hold them.
 
 The observation after a step is the observation of the following row. To store it twice would double
-the memory. After the last row of an episode, and after the newest row, there is no such row. Their
-next observations are kept in a store of their own: a row for each lane, and a ring for the ends of
-episodes. Where each lane has a head of its own, it has a ring of its own, too.
+the memory. After the last row of an episode, and after the newest row, there is no such row. A
+separate store keeps their next observations: a row for each lane, and a ring for ends of episodes.
+Where each lane has a head of its own, it has a ring of its own, too.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _WHOLE = 1024
 """Largest leaf of which all numbers are compared."""
 
 _COMPARED = 256
-"""Numbers of a larger leaf that are compared: whole images cost as much as storing them."""
+"""Numbers to compare of a larger leaf: comparing whole images costs as much as storing them."""
 
 
 @pytree
@@ -51,8 +51,9 @@ class Where:
     """The places of the next observations of rows; all `[B]`.
 
     Attributes:
-        aside: bool; the next observation is kept aside. All others lie in the following row.
-        kept: int32; the place among the kept ones, in range for all rows.
+        aside: bool; True if the next observation is kept aside, False if it lies in the following
+            row.
+        kept: int32; the place in the store, in range for all rows.
         known: bool; whether the next observation is known.
     """
 
@@ -61,7 +62,7 @@ class Where:
     known: jax.Array
 
     def either(self, kept: Any, following: Any) -> Any:
-        """Merge two trees, leaves `[B, ...]`: the kept ones, and those of the following rows."""
+        """Merge two trees, leaves `[B, ...]`: kept observations, and those of following rows."""
         return jax.tree.map(lambda *pair: select(self.aside, *pair), kept, following)
 
 
@@ -70,13 +71,14 @@ class NextObs:
     """The next observations of the newest rows and of the last rows of episodes.
 
     Attributes:
-        rows: `lanes + ends` rows of the field: one for the newest row of each lane, unless that row
-            ended an episode, then those of ends.
-        owner: int32 `[lanes + ends]`; the slot of the row that each belongs to, -1 for none.
+        rows: `lanes + ends` rows of the field. First one for the newest row of each lane, unless
+            that row ended an episode; then one for each end.
+        owner: int32 `[lanes + ends]`; the slot of the row that owns each entry, -1 for a free
+            entry.
         kept_at: int32 `[capacity]`; the index into `rows` of this row's final observation, or -1;
             valid while `owner` there is this slot.
-        cursor: int32 `[2, heads]`; the place of the next end in the ring of a head, and the number
-            of laps of that ring, modulo 2**32. A `clear` does not reset it.
+        cursor: int32 `[2, heads]`; the place of the next end in the ring of a head, and the laps of
+            that ring, modulo 2**32. A `clear` does not reset it.
         field: The name of the field; static.
     """
 
@@ -95,12 +97,12 @@ class NextObs:
         known: jax.Array | None = None,
         observation: Any = None,
     ) -> tuple[NextObs, jax.Array]:
-        """Keep the next observations of an add, where no following row will have them.
+        """Keep the next observations of new rows that no following row will hold.
 
         Args:
             ring: The ring with the rows in it.
             span: Their slots.
-            flags: uint8 `[B]`; the flags of the rows, as the user gave them.
+            flags: uint8 `[B]`; the flags of the rows, as the caller gave them.
             next_observation: Leaves `[B, ...]`.
             known: bool `[B]`; the rows whose next observation is known. None is all.
             observation: Leaves `[B, ...]`; the field in the new rows, to be compared with the next
@@ -122,7 +124,7 @@ class NextObs:
         newest = (span.slots < ring.capacity) & (ring.newer(inside) == 0) & ~ends
         if known is not None:
             ends &= known
-        # The slots alone are no tie: with one lane, no place is computed from them.
+        # The slots alone do not tie: with one lane, no place is computed from them.
         write = lambda where: rows.write(tie(where, broken), next_observation)
         kept, lost = self._keep(ring, tie(span.slots, broken), ends, newest, write)
         return kept, lost | bits_where(broken, Fault.BROKEN_EPISODE)
@@ -137,14 +139,14 @@ class NextObs:
         Returns:
             The new state, and the fault bits of each lane.
         """
-        # Made of the slots, to be of their type inside `shard_map`, see `fbuf.xla.varying`.
+        # Computed from the slots, to have their type inside `shard_map`, see `fbuf.xla.varying`.
         given = jnp.arange(ring.lanes, dtype=jnp.int32) + (slots & 0)
         ends = slots < ring.capacity
         copy = lambda where: self.rows.copy(given, where)
         return self._keep(ring, slots, ends, jnp.zeros_like(ends), copy)
 
     def cleared(self) -> NextObs:
-        """Return a state that keeps nothing. O(ends)."""
+        """Return the store without any entry. O(ends)."""
         return dataclasses.replace(self, owner=jnp.minimum(self.owner, -1))
 
     def read(
@@ -182,16 +184,16 @@ class NextObs:
         """Find the next observation of the row before each new row.
 
         Returns:
-            int32 `[B]`: a place among the kept ones if below `lanes`, else in the batch, `lanes`
-            further on. It is -1 where no row, or another episode, comes before.
+            int32 `[B]`: a place in the store if below `lanes`, otherwise `lanes` plus a place in
+            the batch. It is -1 where no row, or another episode, comes before.
         """
         lanes, slots = ring.lanes, span.slots
         there = slots < ring.capacity
         lane = slots % lanes
-        # If rows in between were dropped, the first kept row follows no stored row.
+        # If intermediate rows were dropped, the first kept row follows no stored row.
         whole = (span.count <= ring.head_capacity).reshape(-1)[lane % ring.heads]
         one_earlier = ring.later(ring.clamp(slots), -1)
-        # No window goes on from a row that was removed.
+        # No window continues behind a removed row.
         follows = whole & (read_rows(self.owner, lane) == one_earlier)
         follows &= ~ring.is_removed(one_earlier)
         place = jnp.where(there, lane, 0)
@@ -206,7 +208,7 @@ class NextObs:
     def _differs(
         self, lanes: int, place: jax.Array, observation: Any, next_observation: Any
     ) -> jax.Array:
-        """Find the rows that do not begin where the row before led to, see `_row_before`: `[B]`.
+        """Find the rows that do not continue the row before them, see `_row_before`: `[B]`.
 
         `_COMPARED` numbers of a large leaf are compared.
         """
@@ -232,7 +234,7 @@ class NextObs:
     ) -> tuple[NextObs, jax.Array]:
         """Keep the next observations of rows that end an episode, or are the newest of a lane.
 
-        `write` is called with the places to write to: int32 `[B]`.
+        `write` is called with the places, int32 `[B]`.
         """
         lanes, heads = ring.lanes, ring.heads
         nowhere = self.owner.shape[0]
@@ -271,7 +273,7 @@ class NextObs:
 
 
 def empty(storage: Storage[Any], ring: Ring, field: str, ends: int) -> NextObs:
-    """Return an empty state, with room for so many ends, or a few more: as many for each head."""
+    """Return an empty store with room for `ends` ends, rounded up to equally many for each head."""
     ends = -(-ends // ring.heads) * ring.heads
     return NextObs(
         rows=store.empty(_observation(storage, field), ring.lanes + ends),
@@ -288,9 +290,9 @@ def of_one_end(storage: Storage[Any], field: str) -> Any:
 
 
 def _last_before(there: jax.Array) -> jax.Array:
-    """Find the row of a batch before each row in its lane, -1 for none: int32 `[T, lanes]`.
+    """Find the row of a batch before each row in its lane, -1 without one: int32 `[T, lanes]`.
 
-    `there` says which rows are written.
+    `there` is a mask of the written rows.
     """
     number = jnp.arange(there.size, dtype=jnp.int32).reshape(there.shape)
     newest = lax.cummax(jnp.where(there, number, -1), axis=0)
@@ -316,7 +318,7 @@ def alike(one: Any, other: Any) -> Any:
 
 
 def some_numbers(leaf: Any) -> Any:
-    """Return some numbers of each row of `[B, ...]`, all of a small one: `[B, most]`."""
+    """Return some numbers of each row of `[B, ...]`, or all if there are few: `[B, most]`."""
     flat = leaf.reshape(leaf.shape[0], math.prod(leaf.shape[1:]))
     picked = _picked(flat.shape[1])
     return flat if picked is None else flat[:, picked]

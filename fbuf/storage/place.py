@@ -1,4 +1,4 @@
-"""Placing rows: in slots of choice, and not behind the newest row."""
+"""Placing rows in chosen slots, instead of behind the newest row."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fbuf.xla.tie import once, tie
 
 
 def place(ring: Ring, flags: jax.Array, slots: jax.Array, before: jax.Array) -> tuple[Ring, Span]:
-    """Make room for a batch of rows in slots of choice, and write their flags.
+    """Make room for a batch of rows in chosen slots, and write their flags.
 
     Args:
         ring: The ring; it counts the writes of each slot.
         flags: uint8 `[B]`; the flags of the new rows.
-        slots: int32 `[B]`, none twice; `capacity` for a row that is not kept. As long as the buffer
-            is not full, new slots are taken from the first one on.
+        slots: int32 `[B]`, distinct; `capacity` marks a row that is not kept. Until the buffer is
+            full, new slots are taken in order.
         before: An array that must have been read before anything is written, see `fbuf.xla.tie`.
 
     Returns:
@@ -39,7 +39,7 @@ def place(ring: Ring, flags: jax.Array, slots: jax.Array, before: jax.Array) -> 
     is_full = (stored == ring.capacity) & (count > 0)
     lap = ring.lap[0] + is_full.astype(jnp.int32)
     moved = jnp.stack([stored % ring.capacity, lap, stored]).astype(jnp.int32)
-    # A row in the place of another one is for a save like a changed row: it is written again.
+    # To a save, a row that replaces another one is a changed row: it is written again.
     changed, unchanged = jnp.uint8(WRITTEN), jnp.uint8(0)
     placed = dataclasses.replace(
         ring,

@@ -1,15 +1,14 @@
 """The ring: the slot and the generation of each row, and the slots that hold rows.
 
 With several environments, one step of all of them is written at once, side by side. The next row of
-a lane is `lanes` slots further on. So lanes change nothing about the ring, and to add a
-step is to write one stretch of memory. Where environments do not step together, each lane has a
-head of its own, which counts the slots of the lane alone.
+a lane lies `lanes` slots later. So lanes change nothing about the ring, and adding a step writes
+one stretch of memory. Where environments do not step together, each lane has its own head, which
+counts the slots of that lane.
 
-Rows are written in order and the oldest is overwritten first, so a row is named by its slot and
-its generation. The generation needs no array: it is the lap during which the slot was last written,
-counted from the tag of the buffer (`fbuf.storage.tags`). Laps are counted modulo 2**32 (int32
-arithmetic wraps), and only ever compared for equality, so they cannot overflow in a run of any
-length.
+Rows are written in order and the oldest is overwritten first, so slot and generation name a row.
+The generation needs no array: it is the lap of the last write to the slot, counted from the tag of
+the buffer (`fbuf.storage.tags`). Laps are counted modulo 2**32 (int32 arithmetic wraps), and only
+compared for equality. So they cannot overflow in a run of any length.
 """
 
 from __future__ import annotations
@@ -46,27 +45,28 @@ none. Writers of data sets ask for the flag."""
 ENDS = TERMINATED | TRUNCATED
 
 NEXT_BEGINS = ENDS | DUMMY
-"""Behind a row with one of these bits an episode begins."""
+"""The row after one with any of these bits begins an episode."""
 
 
 @pytree
 class Span:
-    """The slots that one add has written: with one head consecutive, around the end of the ring.
+    """The slots that one add has written.
+
+    With one head they are consecutive, around the end of the ring.
 
     Attributes:
         slots: int32 `[B]`; the slot of each row of the batch, or `capacity` for a row that was not
             kept.
         first: int32 scalar; the first slot written; with one head.
         drawable: bool `[B]`; the row was kept, and is not the dummy of a reset.
-        evicted: bool `[B]`; the row has overwritten one that had not been removed.
-        in_episode: Where the rows are in their episodes, `[B]`; None if the sampler does not
+        evicted: bool `[B]`; the row has overwritten a row that had not been removed.
+        in_episode: The places of the rows in their episodes, `[B]`; None if the sampler does not
             follow episodes.
-        count: int32 `[heads]`; the number of rows, also of those that were not kept.
-        fields: The fields of the rows that the sampler looks at, by name, `[B, ...]` each.
+        count: int32 `[heads]`; the number of rows, kept or not.
+        fields: The fields of the rows that the sampler reads, by name, `[B, ...]` each.
         most: The largest possible number of slots; static.
-        meant: bool `[B]`; the rows that were to be written, also those that were not kept; None is
-            all of them.
-        priority: float32 `[B]`; the priorities that were given; None if none were.
+        meant: bool `[B]`; the rows of the mask of the add, kept or not; None is all rows.
+        priority: float32 `[B]`; the priorities from the caller; None without any.
         alpha: The exponent of these priorities, a scalar; None is the sampler's own.
     """
 
@@ -94,14 +94,14 @@ class Ring:
     Attributes:
         cursor: int32 `[5, heads]`; `head`, `lap`, `stored`, `save_id` and `tag`. They share an
             array, because every array of a state costs time in each call from Python.
-        removed: int32 scalar; the number of stored rows that have been removed. None where they are
-            not counted, for there are none.
+        removed: int32 scalar; the number of stored rows that have been removed. None if rows cannot
+            be removed.
         flags: uint8 `[capacity]`; the bits of each row, see above.
         open: The open episode of each lane; None if the ring does not follow episodes.
-        writes: int32 `[capacity]`; how often each slot was written, where a sampler chooses the
-            slots of new rows. It then takes the place of the lap. None where rows are written in
+        writes: int32 `[capacity]`; the number of writes of each slot, if a sampler chooses the
+            slots of new rows. It then takes the place of the lap. None if rows are written in
             order.
-        num_envs: The number of environments; None if they are not told apart; static.
+        num_envs: The number of environments; None without environments; static.
         lockstep: Whether environments always step together, so that one head serves all; static.
         autoreset: The behaviour of environments at an end, see `fbuf.storage.episodes`; static.
         shards: The number of rings like this one in the whole buffer; static.
@@ -146,7 +146,7 @@ class Ring:
 
     @property
     def lanes_per_head(self) -> int:
-        """The number of lanes that a head writes to: the rows of one of its steps."""
+        """The number of lanes under a head, which is the rows of one of its steps."""
         return self.lanes // self.heads
 
     @property
@@ -166,12 +166,12 @@ class Ring:
 
     @property
     def save_id(self) -> jax.Array:
-        """The id of the save that the buffer descends from, 0 for none. int32 `[heads]`."""
+        """The id of the save behind this buffer, 0 without a save. int32 `[heads]`."""
         return self.cursor[3]
 
     @property
     def tag(self) -> jax.Array:
-        """The number that generations count from, see `fbuf.storage.tags`. int32 `[heads]`."""
+        """The first number of generations, see `fbuf.storage.tags`. int32 `[heads]`."""
         return self.cursor[tags.ROW]
 
     # Stored rows.
@@ -201,7 +201,7 @@ class Ring:
         return (self.stored == self.head_capacity).any()
 
     def filled(self) -> jax.Array:
-        """Count the first slots, behind which no slot holds a row. int32 scalar."""
+        """Return the end of the used slots: no later slot holds a row. int32 scalar."""
         return self.stored[0] if self.heads == 1 else jnp.int32(self.capacity)
 
     def holds(self, slots: jax.Array) -> jax.Array:
@@ -217,20 +217,20 @@ class Ring:
         return flags & REMOVED > 0
 
     def full(self, slots: jax.Array) -> jax.Array:
-        """Return whether the lanes of slots have no room left: bool, to be broadcast to `slots`."""
+        """Return whether the lanes of slots are full: bool, to broadcast with `slots`."""
         return self._under_head(slots)[1][2] == self.head_capacity
 
     def begin_is_gone(self, slots: jax.Array, flags: jax.Array) -> jax.Array:
-        """Return whether the episodes of stored rows began in rows that are gone: bool.
+        """Return whether the episodes of stored rows began in overwritten or missing rows: bool.
 
-        In a full lane that is taken for true of the oldest row. `flags` are those of the rows.
+        In a full lane this is assumed of the oldest row. `flags` are those of the rows.
         """
         return (flags & CUT > 0) | ((self.older(slots) == 0) & self.full(slots))
 
     # Steps of a lane.
 
     def later(self, slots: jax.Array, steps: jax.Array | int) -> jax.Array:
-        """Return the slots so many steps later in the lane, around the end; less than a lane."""
+        """Return the slots `steps` later in the lane, around the end; fewer than a lane has."""
         size = jnp.uint32(self.capacity)
         by = jnp.asarray(steps, jnp.int32) % self.lane_length * self.lanes
         return ((slots.astype(jnp.uint32) + by.astype(jnp.uint32)) % size).astype(jnp.int32)
@@ -248,10 +248,10 @@ class Ring:
         return stored // self.lanes_per_head - 1 - self.newer(slots)
 
     def newest(self) -> jax.Array:
-        """Return the slot of the newest row of each lane, `capacity` for none: int32 `[lanes]`."""
+        """Return the slot of each lane's newest row, `capacity` if empty: int32 `[lanes]`."""
         lane = jnp.arange(self.lanes, dtype=jnp.int32)
-        # With one head a step is `lanes` slots, so that the head is at the first of them.
-        # Unsigned, for the sum may pass 2**31.
+        # With one head a step is `lanes` slots, so that the head is at the first of them. Unsigned,
+        # as the sum may pass 2**31.
         size, step = jnp.uint32(self.head_capacity), jnp.uint32(self.lanes_per_head)
         offset = ((self.head.astype(jnp.uint32) + size - step) % size).astype(jnp.int32)
         slots = offset * self.heads + lane
@@ -262,8 +262,8 @@ class Ring:
     def generation_of(self, slots: jax.Array) -> jax.Array:
         """Return the generation of the row in each slot: the lap that wrote it, and the tag.
 
-        It is this lap before the head, and the last one behind it. In slots of choice, a row is
-        told from others by how often its slot was written.
+        Before the head it is this lap, behind the head the last lap. In chosen slots, the number of
+        writes of the slot takes its place.
         """
         if self.writes is not None:
             flat = read_rows(self.writes, slots.reshape(-1))
@@ -272,9 +272,12 @@ class Ring:
         return cursor[1] + cursor[4] - (offset >= cursor[0]).astype(jnp.int32)
 
     def cleared(self) -> Ring:
-        """Return the ring without its rows. The lap moves on: earlier ids stay stale. O(1)."""
+        """Return the ring without its rows.
+
+        The lap increases, so that earlier ids stay stale. O(1).
+        """
         now_open = self.open
-        if now_open is not None:  # environments know of no clear: resets that are due stay due
+        if now_open is not None:  # a clear does not reset environments: due resets stay due
             none = jax.tree.map(jnp.zeros_like, now_open)
             now_open = dataclasses.replace(none, resets=now_open.resets)
         return dataclasses.replace(
@@ -307,8 +310,8 @@ def empty(
 ) -> Ring:
     """Return a ring without rows.
 
-    With `follow` it knows where in its episode each row is, with `places` how often each slot was
-    written. With `removable` rows can be removed. The ids of its rows count from `tag`, int32.
+    With `follow` it tracks the place of each row in its episode, with `places` the number of writes
+    of each slot. With `removable` rows can be removed. The ids of its rows count from `tag`, int32.
 
     A ring that follows episodes counts removed rows in any case. On CPU an add to it is faster with
     the read of the flags: see `fbuf.xla.loop`.

@@ -1,7 +1,7 @@
-"""Batches in words: the shape and the dtype of each array, and a few figures in place of numbers.
+"""Batches as text: the shape and dtype of each array, and its range in place of numbers.
 
-Nothing here waits for more than the arrays themselves, and nothing is compiled. A traced batch, a
-batch of shapes, and one whose arrays were consumed have words, too.
+The functions wait for the arrays alone, and compile nothing. They also serve a traced batch, a
+batch of shapes, and one of consumed arrays.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LEAVES = 40
 """The most arrays to name."""
 
 _NUMBERS = 2**22
-"""The most numbers to look at of an array."""
+"""The most numbers of an array to read."""
 
 
 def batch_repr(self: Any) -> str:
@@ -62,12 +62,12 @@ def of(leaf: Any) -> str:
 
 
 def _values(leaf: Any) -> np.ndarray[Any, Any] | None:
-    """Return the numbers of an array; None if they are not at hand, or are no numbers."""
+    """Return the numbers of an array; None if it has no values here, or none that are numbers."""
     if isinstance(leaf, jax.Array):
         if jnp.issubdtype(leaf.dtype, jax.dtypes.extended) or not leaf.is_fully_addressable:
             return None
         with jax.transfer_guard_device_to_host("allow"):
-            # Parts of their own: the array itself would keep the copy, and could not be donated.
+            # Copies of parts: the array would keep a copy of itself, and could not be donated.
             parts = [part.data for part in leaf.addressable_shards if part.replica_id == 0]
             return np.concatenate([np.asarray(part).reshape(-1) for part in parts])
     if isinstance(leaf, np.ndarray | np.generic):

@@ -2,12 +2,12 @@
 
 The narrow fields of a row lie side by side in one array of words. A read of a row then touches one
 stretch of memory, and one gather serves all narrow fields. With four fields and a million rows this
-takes half the time of an array a field (`benchmarks/evidence/row_access.py`). It also leaves a
-state with few arrays, each of which costs time in every call from Python. Wide fields, such as
-images, have an array each: packing them would cost more than it saves.
+takes half the time of an array a field (`benchmarks/evidence/row_access.py`). The state then has
+few arrays, each of which costs time in every call from Python. Wide fields, such as images, have an
+array each: packing them would cost more than it saves.
 
 A word is as wide as the widest number in a narrow field, at most 32 bits. Within a row the fields
-lie by the width of their numbers, the widest first, so that little is lost to padding.
+are sorted by the width of their numbers, the widest first. So little is lost to padding.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from fbuf.xla.rows import read_rows, write_rows
 Item = TypeVar("Item", default=Any)
 
 _PART = 2**12
-"""Rows that are packed at once, where there are many."""
+"""The rows to pack at a time."""
 
 
 @pytree
@@ -65,12 +65,12 @@ class Storage(Generic[Item]):
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """The row of each array: words, or the numbers of a wide field."""
+        """One row of each array: words, or the numbers of a wide field."""
         words = Field(self.words.shape[-1:], np.dtype(self.words.dtype))
         return (words, *(field for field in self.layout.fields if not field.narrow))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take what was copied or pickled, also by a version whose wide rows lay as they were."""
+        """Restore a copy or pickle, also of a version that stored wide rows in their own dtype."""
         self.__dict__.update(state)
         pairs = zip(self.fields[1:], self.wide, strict=True)
         self.__dict__["wide"] = tuple(wide_rows.as_it_lies(*pair) for pair in pairs)
@@ -156,7 +156,7 @@ def spec(layout: Layout, capacity: int) -> Storage[Any]:
 
 
 def columns(layout: Layout, word: Any, leaves: Sequence[int]) -> tuple[int, int]:
-    """Find the words that hold some leaves: the first one, and the one behind the last."""
+    """Return the range of words that hold some leaves: the first, and the end."""
     places = _places(layout.fields, np.dtype(word))
     wanted = [places[layout.position(leaf)] for leaf in leaves if layout.fields[leaf].narrow]
     first = min((place.first for place in wanted), default=0)
@@ -180,7 +180,7 @@ def unpacked(
     Args:
         layout: The layout of the item.
         leaves: The numbers of the leaves.
-        words: `[n, last - first]`; the words of the rows, from and to those of `columns`.
+        words: `[n, last - first]`; the words of the rows in the range of `columns`.
         wide: `[n, ...]` each; the rows of the arrays of `wide_of`, as they lie there.
         shape: The shape of the `n` rows.
     """
@@ -198,14 +198,15 @@ def unpacked(
 
 
 def bytes_of(layout: Layout, word: Any) -> list[int]:
-    """Return the first byte of each narrow leaf in the words of a row, in their order."""
+    """Return the first byte of each narrow leaf in the words of a row, in order of the leaves."""
     return [place.byte for place in _places(layout.fields, np.dtype(word))]
 
 
 def _write_packed(words: jax.Array, slots: jax.Array, narrow: Sequence[jax.Array]) -> jax.Array:
     """Write the narrow fields of `[B]` rows, `[B, ...]` each; as `Storage.write`.
 
-    On CPU many rows are packed a part at a time: else their words take as much memory as the rows.
+    On CPU many rows are packed a part at a time. Otherwise their words take as much memory as the
+    rows.
     """
 
     def at_once(words: jax.Array, slots: jax.Array, narrow: Sequence[jax.Array]) -> jax.Array:
@@ -217,8 +218,8 @@ def _write_packed(words: jax.Array, slots: jax.Array, narrow: Sequence[jax.Array
 
     def in_parts(words: jax.Array, slots: jax.Array, narrow: Sequence[jax.Array]) -> jax.Array:
         def body(turn: jax.Array, words: jax.Array) -> jax.Array:
-            # The last slice would end behind the rows, so it begins earlier: some rows are written
-            # again, to the same slots.
+            # The last slice would end behind the rows, so it begins earlier. Some rows are written
+            # twice, to the same slots.
             part = lambda array: lax.dynamic_slice_in_dim(
                 array, turn * _PART, _PART, allow_negative_indices=False
             )
@@ -241,7 +242,7 @@ def _packed(leaves: Sequence[jax.Array], word: Any) -> jax.Array:
 
 
 class _Place(NamedTuple):
-    """The place of a narrow field: its first word, the one behind its last, its first byte."""
+    """The place of a narrow field: its first word, the end of its words, its first byte."""
 
     first: int
     last: int
@@ -249,7 +250,7 @@ class _Place(NamedTuple):
 
 
 def _places(fields: Sequence[Field], word: np.dtype[Any]) -> list[_Place]:
-    """Return the places of the narrow fields, in their order; as `_packed` lays them."""
+    """Return the places of the narrow fields, in the layout of `_packed`."""
     narrow = [field for field in fields if field.narrow]
     places: dict[int, _Place] = {}
     byte = 0
@@ -264,7 +265,7 @@ def _places(fields: Sequence[Field], word: np.dtype[Any]) -> list[_Place]:
 
 
 def _unpacked(field: Field, place: _Place, words: jax.Array, first: int = 0) -> jax.Array:
-    """Return a narrow leaf `[B, ...]`, from words `[B, words]` of the rows, from `first` on."""
+    """Return a narrow leaf `[B, ...]` from words `[B, words]` of rows, which begin at `first`."""
     size = words.dtype.itemsize
     bits = words_of.narrowed(
         words[:, place.first - first : place.last - first], min(field.dtype.itemsize, size)

@@ -27,7 +27,7 @@ class Lane(NamedTuple):
     episodes: Spans
 
     def unbroken(self) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:
-        """Yield the slots of each episode; removed rows are left out, and cut an episode in two."""
+        """Yield the slots of each episode without removed rows, which cut an episode in two."""
         removed = self.flags & REMOVED > 0
         first, last, *_ = _spans(self.flags, removed, False)
         for begin, end in zip(first, last, strict=True):
@@ -36,14 +36,14 @@ class Lane(NamedTuple):
 
 def stored_lanes(ring: Ring) -> Iterator[Lane]:
     """Yield the stored rows of each lane. O(N) time and memory, on the host."""
-    # Copies: a view of the buffer's own memory would keep the buffer from being written to.
+    # Copies: a view of the buffer's own memory would prevent writes to the buffer.
     flags = jax.device_get(jnp.copy(ring.flags))
     cursor = jax.device_get(jnp.copy(ring.cursor)).astype(np.int64)[:3]
     for lane in range(ring.lanes):
         head, lap, stored = cursor[:, lane % ring.heads].tolist()
         places = np.arange(lane // ring.heads, stored, ring.lanes // ring.heads)
         slots = (head - stored + places) % ring.head_capacity * ring.heads + lane % ring.heads
-        # A head that has come around once, and stands at its beginning, has overwritten nothing.
+        # A head at its beginning after exactly one round has overwritten nothing.
         overwritten = stored == ring.head_capacity and (lap, head) != (1, 0)
         own = flags[slots]
         yield Lane(slots, own, _spans(own, own & DUMMY > 0, overwritten))

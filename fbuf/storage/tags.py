@@ -1,7 +1,7 @@
 """Tags: random numbers that tell the rows of one buffer from those of another.
 
-The ids of a buffer count from its tag. So an id of another buffer, or of a run that was given up,
-names no row here. To compare a tag costs nothing: it is a part of the generation.
+The ids of a buffer count from its tag. So an id of another buffer, or of an abandoned run, names no
+row here. Comparing a tag costs nothing, as it is part of the generation.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _SPREAD = 0x9E3779B9
 """The golden ratio of 2**32: its multiples lie far from each other."""
 
 MOST_LAPS = 2**16
-"""The laps that an id may be late. An id of more was made for another buffer."""
+"""The laps that an id may be late. A later id was made for another buffer."""
 
 
 _agreed: contextvars.ContextVar[int | None] = contextvars.ContextVar("_agreed", default=None)
 """The tag of all new buffers, while it is not None."""
 
 _traced = itertools.count()
-"""The number of the next tag that a compiled program makes."""
+"""The number of the next compiled program that makes tags."""
 
 
 def new() -> jax.Array | int:
@@ -55,7 +55,7 @@ def new() -> jax.Array | int:
 
 @contextlib.contextmanager
 def alike(tag: int) -> Generator[None]:
-    """Give all new buffers one tag: they are shards of one buffer, in several processes."""
+    """Give all new buffers one tag, as shards of one buffer in several processes."""
     token = _agreed.set(tag)
     try:
         yield
@@ -64,7 +64,7 @@ def alike(tag: int) -> Generator[None]:
 
 
 def of(cursor: jax.Array) -> int:
-    """Return the tag of a buffer, by the cursor of its ring. No array of it is held."""
+    """Return the tag of a buffer from the cursor of its ring. No array of the buffer is kept."""
     return int(jax.device_get(jnp.copy(cursor))[ROW, 0])
 
 

@@ -1,10 +1,9 @@
-"""Wide rows: how the rows of a field lie in an array of their own.
+"""Wide rows: the format of the rows of a field in its own array.
 
-Most lie as they are. Two kinds of numbers lie as unsigned integers of the same bits. XLA on CPU
-computes small floats, such as bfloat16, as float32: a write of some rows would convert the whole
-array, and change NaNs. Numbers of less than a byte lie side by side, several to a byte, the first
-one in the lowest bits. Some versions of XLA would copy their whole array, and NumPy takes a byte
-for each.
+Most keep their dtype. Two kinds of numbers are stored as unsigned integers of the same bits. XLA on
+CPU computes small floats, such as bfloat16, as float32. A write of some rows would convert the
+whole array, and change NaNs. Numbers below a byte are packed, several to a byte, the first one in
+the lowest bits. Some versions of XLA would copy their whole array, and NumPy takes a byte for each.
 
 Only the rows of a batch are converted. Rows are arrays of JAX, or of NumPy.
 """
@@ -24,7 +23,7 @@ from fbuf.storage.layout import Field
 
 
 def spec(field: Field, capacity: int) -> jax.ShapeDtypeStruct:
-    """Return the shape and dtype of the array that has so many rows of a field."""
+    """Return the shape and dtype of an array for `capacity` rows of a field."""
     together = _in_a_byte(field)
     shape = field.shape if together == 1 else (-(-field.size // together),)
     return jax.ShapeDtypeStruct((capacity, *shape), _lies_as(field))
@@ -63,7 +62,7 @@ def read(field: Field, array: Any) -> Any:
 
 
 def as_it_lies(field: Field, array: Any) -> Any:
-    """Return an array of rows of an earlier version, which lay as they were, as it lies now."""
+    """Convert an array of rows of an earlier version, which kept their dtype."""
     as_before = isinstance(array, jax.Array | np.ndarray) and array.dtype == field.dtype
     return stored(field, array) if as_before else array
 
@@ -84,7 +83,7 @@ def _lies_as(field: Field) -> np.dtype[Any]:
 
 
 def _in_a_byte(field: Field) -> int:
-    """Return how many numbers share a byte, or 1 if none do."""
+    """Return the numbers in a byte, or 1 for numbers of whole bytes."""
     return max(8 // words.width(field.dtype), 1)
 
 

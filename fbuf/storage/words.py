@@ -1,6 +1,6 @@
 """Words: numbers of any width laid side by side, bit for bit.
 
-A row of a store is a row of words, and so is a message from a device to another one.
+A row of a store is a row of words. So is a message between devices.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
 def packed(leaves: Sequence[jax.Array]) -> jax.Array:
     """Lay leaves `[B, ...]` of any dtype side by side: uint32 `[B, words]`."""
     columns = [bits(in_whole_bytes(leaf), jnp.uint32) for leaf in leaves]
-    # A number that has a word to itself is converted: that is no kernel of its own on a GPU.
+    # A number of a whole word is converted, which needs no separate kernel on a GPU.
     wide = [
         column.astype(jnp.uint32) if column.shape[1] == 1 else widened(column, jnp.uint32)
         for column in columns
@@ -33,7 +33,7 @@ def packed(leaves: Sequence[jax.Array]) -> jax.Array:
 
 def unpacked(words: jax.Array, like: Sequence[jax.ShapeDtypeStruct]) -> list[jax.Array]:
     """Undo `packed`; `like` has the shapes and dtypes of the leaves, with any first axis."""
-    found: list[jax.Array] = []
+    leaves: list[jax.Array] = []
     first = 0
     for spec in like:
         row = jax.ShapeDtypeStruct((1, *spec.shape[1:]), spec.dtype)
@@ -47,9 +47,9 @@ def unpacked(words: jax.Array, like: Sequence[jax.ShapeDtypeStruct]) -> list[jax
         elif size < 4:
             small = small.astype(UNSIGNED[size])
         whole = numbers(small, plain.shape[1:], np.dtype(plain.dtype))
-        found.append(as_it_was(whole, spec.dtype))
+        leaves.append(as_it_was(whole, spec.dtype))
         first = last
-    return found
+    return leaves
 
 
 def bits(leaf: jax.Array, word: Any) -> jax.Array:
@@ -76,7 +76,7 @@ def widened(bits: jax.Array, word: Any) -> jax.Array:
     ratio = np.dtype(word).itemsize // bits.dtype.itemsize
     if ratio == 1:
         return bits
-    # By shifts: on a GPU a bitcast to a wider number is a kernel of its own.
+    # By shifts: on a GPU a bitcast to a wider number is a separate kernel.
     padded = jnp.pad(bits, ((0, 0), (0, -bits.shape[1] % ratio)))
     parts = [
         padded[:, at::ratio].astype(word) << np.dtype(word).type(8 * bits.dtype.itemsize * at)
@@ -86,7 +86,7 @@ def widened(bits: jax.Array, word: Any) -> jax.Array:
 
 
 def narrowed(words: jax.Array, width: int) -> jax.Array:
-    """Undo `widened`; the padding comes behind."""
+    """Undo `widened`; the padding comes last."""
     if words.dtype.itemsize == width:
         return words
     ratio = words.dtype.itemsize // width
@@ -96,7 +96,7 @@ def narrowed(words: jax.Array, width: int) -> jax.Array:
 
 
 def in_whole_bytes(leaf: jax.Array) -> jax.Array:
-    """Return real numbers of whole bytes: parts of complex numbers, wider ones of small numbers."""
+    """Return real numbers of whole bytes: complex numbers in parts, small numbers widened."""
     if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
         return jnp.stack([leaf.real, leaf.imag], axis=-1)
     unsigned = _less_than_a_byte(leaf.dtype)
@@ -130,12 +130,12 @@ def _values(dtype: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
 
 
 def _less_than_a_byte(dtype: Any) -> Any:
-    """Return the unsigned integer as wide as numbers of less than a byte; None for others."""
+    """Return the unsigned integer type of numbers below a byte; None for other dtypes."""
     return {4: jnp.uint4, 2: jnp.uint2}.get(width(dtype))
 
 
 def width(dtype: Any) -> int:
-    """Return the bits of a number, or of a part of a complex one."""
+    """Return the number of bits of a number, or of one part of a complex number."""
     if dtype == jnp.bool_:
         return 8
     limits = jnp.iinfo if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo

@@ -1,7 +1,7 @@
 """Targets of the steps of a sequence or a rollout: returns, advantages and their masks.
 
 Each function takes a batch of `fbuf.Sequence`, `fbuf.rollout` or `fbuf.pop`, and the critic's
-values. It bootstraps where an episode was truncated, and where the steps end. So no caller does.
+values. The functions bootstrap at truncations, and behind the last step; callers must not.
 
     batch = fbuf.rollout(state, view=fbuf.Transition())
     value = critic(batch.data.item["observation"])            # of each step

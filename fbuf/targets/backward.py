@@ -1,4 +1,4 @@
-"""Sums along time, from the last step back: all targets are such a sum."""
+"""Sums along time, backwards from the last step: the form of all targets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jax import lax
 def backward(own: jax.Array, kept: jax.Array) -> jax.Array:
     """Return `x[t] = own[t] + kept[t] * x[t + 1]`, along the first axis; behind the last it is 0.
 
-    Where `kept` is 0, nothing of the next step counts, also no NaN.
+    Where `kept` is 0, the next step does not count, even if it is NaN.
 
     On CPU a loop over steps is faster than `lax.associative_scan`, and compiles sooner.
     """
@@ -24,5 +24,5 @@ def backward(own: jax.Array, kept: jax.Array) -> jax.Array:
 
 
 def shifted(steps: jax.Array) -> jax.Array:
-    """Return what the next step has, along the first axis; behind the last it is 0."""
+    """Return the values of the next step, along the first axis; 0 behind the last."""
     return jnp.concatenate([steps[1:], jnp.zeros_like(steps[:1])])

@@ -1,4 +1,4 @@
-"""Generalised advantages: what PPO and others learn a policy from."""
+"""Generalised advantage estimates, for policy gradients such as PPO."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def gae(
         lambda_: As for `fbuf.targets.lambda_returns`.
 
     Returns:
-        Advantages, not normalised; targets of values, which are `value + advantage`; and which
-        steps to learn from.
+        Advantages, not normalised; targets of values, which are `value + advantage`; and a mask of
+        the steps for the loss.
 
     Raises:
         ValueError: As `fbuf.targets.lambda_returns`.

@@ -24,7 +24,7 @@ def lambda_returns(
     """Return `G[t] = r[t] + gamma * ((1 - lambda_) * v[t + 1] + lambda_ * G[t + 1])` at each step.
 
     The sum stops at the end of an episode, before a removed row, and behind the last step. There it
-    bootstraps from the value of what the step led to, which is 0 after a termination.
+    bootstraps from the value of the next observation, which is 0 after a termination.
 
     Args:
         batch: The steps: a sample of `fbuf.Sequence` in either layout, or rows of `fbuf.rollout` or
@@ -32,18 +32,18 @@ def lambda_returns(
         reward: Real, in the shape of `batch.terminated`: the reward of each step, scaled or clipped
             as you like.
         value: Real, like `reward`: the critic's value of each step's observation.
-        next_value: Real, like `reward`: the critic's value of the observation that each step led
-            to. It counts only where no step of the episode follows in the batch: at a truncation,
-            before a removed row, and at the last step. Elsewhere it may hold any number. With None
-            the target of such a step is not known: `mask` is False there. The step before it
-            bootstraps from the step's `value`.
+        next_value: Real, like `reward`: the critic's value of the next observation of each step. It
+            counts only where no step of the episode follows in the batch: at a truncation, before a
+            removed row, and at the last step. Elsewhere it may hold any number. With None the
+            target of such a step is not known: `mask` is False there. The step before it bootstraps
+            from the step's `value`.
         gamma: The discount, from 0 to 1: a number, or one for each step like `reward`. Traced
             numbers and arrays are not checked.
         lambda_: The share of later steps, like `gamma`: 0 is one step, 1 the whole return.
 
     Returns:
-        Targets, and which to learn from. Steps of a burn-in count for others and have a target, but
-        `mask` is False there. Values of steps that are not there may be NaN.
+        Targets, and a mask of the steps for the loss. Burn-in steps have a target and count in
+        earlier ones, but `mask` is False there. Values of missing steps may be NaN.
 
     Raises:
         ValueError: When traced, if an array has another shape, or if the batch has more than two

@@ -1,4 +1,4 @@
-"""The ratio of two policies: how much likelier an action is by the one than by the other."""
+"""The ratio of two policies' probabilities of an action."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The results of the functions: targets, advantages, and which of them are known."""
+"""The results of the functions: targets, advantages, and their masks."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Targets:
     Attributes:
         target: float32, one for each step. Where the target is not known, it is the step's own
             value: the error is 0 there.
-        mask: bool: the steps to learn from. The target is known, and the step is in `loss_mask` of
-            a sequence, or in `mask` of a rollout.
+        mask: bool: the steps for the loss. Their target is known, and they are in the `loss_mask`
+            of a sequence, or in the `mask` of a rollout.
 
     Examples:
         >>> import fbuf, jax.numpy as jnp
@@ -34,7 +34,7 @@ class Targets:
     target: jax.Array
     """float32, one for each step."""
     mask: jax.Array
-    """bool: the steps to learn from."""
+    """bool: the steps for the loss."""
 
 
 @pytree
@@ -64,4 +64,4 @@ class Advantages:
     target: jax.Array
     """float32, one for each step, in the layout of the batch."""
     mask: jax.Array
-    """bool: the steps to learn from."""
+    """bool: the steps for the loss."""

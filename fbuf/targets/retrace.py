@@ -1,4 +1,4 @@
-"""Retrace: targets of action values, from steps that another policy took."""
+"""Retrace: targets of action values from steps of another policy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def retrace(
     gamma: Array | float,
     lambda_: Array | float = 1.0,
 ) -> Targets:
-    """Return Retrace targets of the values of actions that an older policy took.
+    """Return Retrace targets for the action values of an older policy's actions.
 
     With `c = lambda_ * min(1, ratio)` the target is
     `G[t] = r[t] + gamma * (v[t + 1] + c[t + 1] * (G[t + 1] - q[t + 1]))`. The sum stops, and
@@ -37,8 +37,7 @@ def retrace(
         value: Real, like `reward`: the mean of the action values of each step's observation, by the
             learner's policy. For discrete actions that is `(probability * all_q).sum(-1)`. For
             continuous ones take the action value of a drawn action.
-        next_value: The same of the observation that each step led to, as for
-            `fbuf.targets.lambda_returns`.
+        next_value: The same mean for the next observation, as for `fbuf.targets.lambda_returns`.
         q: Real, like `reward`: the action value of the action that was taken. As a rule it is of
             the target network, like `value`.
         log_prob: As for `fbuf.targets.vtrace`.
@@ -47,7 +46,7 @@ def retrace(
         lambda_: As for `fbuf.targets.lambda_returns`.
 
     Returns:
-        Targets of `q`, and which to learn from. Where a target is not known, it is `q`.
+        Targets of `q`, and a mask of the steps for the loss. An unknown target is `q`.
 
     Raises:
         ValueError: As `fbuf.targets.lambda_returns`.

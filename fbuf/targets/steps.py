@@ -1,4 +1,4 @@
-"""The steps of a batch: which follow one another, and what each leads to."""
+"""The steps of a batch, with the links between them and the values behind them."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Path(NamedTuple):
     Attributes:
         reward: The reward of the step.
         value: The value of the step's observation.
-        following: The value of what the step led to; 0 if it terminated the episode.
+        following: The value of the next observation; 0 if the step terminated the episode.
         gamma: The discount.
         lambda_: The share of later steps.
-        known: The step is there, and `following` is known.
-        linked: The next step goes on from this one. If its target is not known, its error is 0.
-        learn: The step is to learn from, if its target is known.
+        known: The step exists, and `following` is known.
+        linked: The next step continues this one. If its target is unknown, its error is 0.
+        learn: The step is in the loss, if its target is known.
     """
 
     reward: jax.Array
@@ -43,7 +43,7 @@ class Path(NamedTuple):
     learn: jax.Array
 
     def surprise(self, value: jax.Array) -> jax.Array:
-        """Return how much more than `value` each step was worth; 0 where that is not known."""
+        """Return the advantage of each step over `value`; 0 where it is not known."""
         return jnp.where(self.known, self.reward + self.gamma * self.following - value, 0)
 
 
@@ -62,7 +62,7 @@ class Layout:
             )
 
     def path(self, reward: Any, value: Any, next_value: Any, gamma: Any, lambda_: Any) -> Path:
-        """Follow the steps."""
+        """Return the steps, linked, with the values behind them."""
         there, learn = map(self._by_time, self._masks())
         terminated, truncated = map(self._by_time, (self._batch.terminated, self._batch.truncated))
         own = self.numbers("value", value)
@@ -99,7 +99,7 @@ class Layout:
 
     def back(self, steps: jax.Array) -> jax.Array:
         """Return steps in the layout of the batch."""
-        return self._by_time(steps)  # it swaps two axes
+        return self._by_time(steps)  # the permutation swaps two axes
 
     def _one_or_many(self, argument: str, value: Any) -> jax.Array:
         """Return one number for all steps, or one for each."""
@@ -108,7 +108,7 @@ class Layout:
         return jax.lax.stop_gradient(jnp.asarray(value).astype(jnp.float32))
 
     def _masks(self) -> tuple[jax.Array, jax.Array]:
-        """Return which steps are there, and which to learn from."""
+        """Return a mask of the existing steps, and one of the steps for the loss."""
         mask, data = self._batch.mask, self._batch.data
         if not isinstance(data, SequenceSteps):
             return mask, mask
@@ -119,7 +119,7 @@ class Layout:
         return steps if self._time_first or steps.ndim == 1 else steps.T
 
     def _hint(self, shape: tuple[int, ...]) -> str:
-        """Return what to do about a shape."""
+        """Return the remedy for a wrong shape."""
         axis = 0 if self._time_first else len(self.shape) - 1
         longer = (*self.shape[:axis], self.shape[axis] + 1, *self.shape[axis + 1 :])
         if shape == longer:

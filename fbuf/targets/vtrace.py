@@ -1,4 +1,4 @@
-"""V-trace: values and advantages of a policy, from steps that another policy took."""
+"""V-trace: values and advantages of a policy from steps of another policy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def vtrace(
     rho_bar: Array | float = 1.0,
     c_bar: Array | float = 1.0,
 ) -> Advantages:
-    """Return V-trace targets and advantages of steps that an older policy took.
+    """Return V-trace targets and advantages for the steps of an older policy.
 
     With `rho = min(rho_bar, ratio)`, `c = lambda_ * min(c_bar, ratio)` and `delta[t]` as for
     `fbuf.targets.gae`, the error is `e[t] = rho[t] * delta[t] + gamma * c[t] * e[t + 1]`. The sum
@@ -52,8 +52,8 @@ def vtrace(
 
     Returns:
         Targets of values, `value + e`. Advantages for the policy gradient, which have their weight
-        in them: `rho[t] * (r[t] + gamma * (v[t + 1] + lambda_ * e[t + 1]) - v[t])`. And which steps
-        to learn from.
+        in them: `rho[t] * (r[t] + gamma * (v[t + 1] + lambda_ * e[t + 1]) - v[t])`. And a mask of
+        the steps for the loss.
 
     Raises:
         ValueError: As `fbuf.targets.lambda_returns`; also if `rho_bar` or `c_bar` is negative.

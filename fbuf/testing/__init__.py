@@ -9,7 +9,7 @@
         testing.check_view(MyView(), expected=expected)
 
 A check plays random histories with a buffer, and with an `Oracle`: the same buffer in plain Python.
-A law says how likely each row of the oracle is; a model of a view says the data of each row.
+A law gives the probability of each row of the oracle. A model of a view gives the data of each row.
 `fbuf` tests its own samplers and views with the same checks. The page `docs/know/extending.md`
 shows a sampler and a view with their tests.
 """

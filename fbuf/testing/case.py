@@ -1,4 +1,4 @@
-"""A case of a check: what is checked, and what its messages say of where it failed."""
+"""A case of a check: its subject and history, for error messages."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ SHAPES = (Shape(None, 12), Shape(3, 12, True, "next_step"), Shape(3, 12, False))
 """One lane, environments that step together, and environments that do not."""
 
 STEPS = (3, 14)
-"""The steps of an add: few, and more than a lane of `SHAPES` has."""
+"""The steps of an add: a few, and more than a lane of `SHAPES` has."""
 
 
 @dataclasses.dataclass
 class Case:
-    """A history of a buffer, and the sampler or view that is checked on it.
+    """A history of a buffer, with the sampler or view under test.
 
     Attributes:
         check: The name of the check.
         subject: The sampler or the view.
-        shape: The shape of the buffer; None if none is meant.
-        seed: The seed of the history; None if none is meant.
+        shape: The shape of the buffer; None before a shape is chosen.
+        seed: The seed of the history; None before a history begins.
         done: The names of the operations so far.
     """
 
@@ -42,7 +42,7 @@ class Case:
     done: list[str] = dataclasses.field(default_factory=list[str])
 
     def fail(self, sentence: str, cause: Exception | None = None) -> NoReturn:
-        """Raise an error that says what was wrong, and how to repeat it."""
+        """Raise an error with the failure, and the way to repeat it."""
         where = ""
         if self.done:
             where = f" It came after the operations {', '.join(self.done)}."
@@ -54,13 +54,13 @@ class Case:
         ) from cause
 
     def require(self, holds: Any, sentence: str) -> None:
-        """Raise the error unless something holds."""
+        """Raise the error unless a condition holds."""
         if not holds:
             self.fail(sentence)
 
     @contextlib.contextmanager
     def doing(self, what: str) -> Generator[None]:
-        """Say of an exception what was being done."""
+        """Add the operation under way to an exception."""
         try:
             yield
         except AssertionError:
@@ -70,7 +70,7 @@ class Case:
             self.fail(f"{what} raises {type(error).__name__}: {text}", error)
 
     def close(self, one: Any, other: Any, sentence: str) -> None:
-        """Raise the error unless two trees are equal, real numbers but for the last digits."""
+        """Raise the error unless two trees are equal, up to the last digits of real numbers."""
         self.require(jax.tree.structure(one) == jax.tree.structure(other), sentence)
         pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
         self.require(all(equal(x, y) for x, y in pairs), sentence)
@@ -108,7 +108,7 @@ def check_static(case: Case) -> None:
 
 
 def draw(state: Any, key: Any, batch_size: int, view: Any = fbuf.Item(), step: Any = 0) -> Any:
-    """Draw by whichever function the sampler asks for; return the state and the batch.
+    """Draw with the function for the sampler; return the state and the batch.
 
     From Python the state is not consumed.
     """
@@ -126,19 +126,19 @@ def histories(
     operations: int,
     **options: Any,
 ) -> Iterator[tuple[Case, Pair, np.random.Generator]]:
-    """Yield a buffer after each operation of each history, for each shape that it can have."""
+    """Yield a buffer after each operation of each history, for each possible shape."""
     refused: Exception | None = None
     served = False
     for given in SHAPES if shapes is None else shapes:
         fields: Any = given
         shape = Shape(*fields)
-        if options.get("next_of"):  # no end is lost
+        if options.get("next_of"):  # so that no end is lost
             options["max_ends"] = shape.length * (shape.num_envs or 1)
         for seed in seeds:
             here = dataclasses.replace(case, shape=shape, seed=seed, done=[])
             try:
                 pair = Pair(shape, sampler, shape.autoreset, **options)
-            except ValueError as error:  # a sampler may refuse buffers that it cannot serve
+            except ValueError as error:  # a sampler may refuse some buffers
                 refused = error
                 break
             served = True
@@ -151,7 +151,7 @@ def histories(
                 yield here, pair, rng
             here.done.append("add")
             with here.doing("an operation on the buffer"):
-                pair.add(STEPS[0], rng, often, plain=True)  # so that there is a row in the end
+                pair.add(STEPS[0], rng, often, plain=True)  # so that a row remains
                 if pair.keeps_priorities:
                     pair.update(rng, 2, twice=True)
                     here.done.append("update")

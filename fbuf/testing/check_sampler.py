@@ -1,4 +1,4 @@
-"""A sampler beside the contracts that every sampler keeps, and beside a model of its law."""
+"""A check of a sampler against the contracts of all samplers, and against its law."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from fbuf.testing.pair import Pair, rows
 
 BATCH = 16
 _FEW = 4
-"""The draws of a batch of an epoch, which so has several."""
+"""The draws of a batch, few enough for several batches in an epoch."""
 _MANY = 2**14
-"""The draws whose counts are compared with probabilities."""
+"""The number of draws to compare with probabilities."""
 
 
 def check_sampler(
@@ -110,7 +110,7 @@ def check_sampler(
             continue
         _counts(here, pair)
         _saved(here, pair)
-        if first:  # they take long to compile
+        if first:  # slow to compile
             first = False
             forms.check_forms(here, pair.state, rows, fbuf.Item())
             if in_place:
@@ -121,10 +121,7 @@ def check_sampler(
 
 @functools.partial(jax.jit, static_argnames=("batch_size",))
 def _look(state: Any, key: Any, batch_size: int, step: Any = 0) -> Any:
-    """Return a batch, the probability of each slot, whether there is a row to draw, and the draw.
-
-    All of it is one program.
-    """
+    """Return a batch, the probabilities of slots, `can_sample` and the draw, from one program."""
     slots = jnp.arange(state.capacity, dtype=jnp.int32)
     likely = fbuf.probability(state, fbuf.ids_at(state, slots))
     given = (jnp.int32(0), jnp.int32(0)) if state.sampler.without_replacement else None
@@ -139,7 +136,7 @@ def _agree(
     rng: np.random.Generator,
     law: Callable[[Any], Mapping[int, float]] | None,
 ) -> None:
-    """Require that a batch of the buffer is one that may be drawn."""
+    """Require that a batch of the buffer is valid."""
     sampler, key = pair.sampler, jax.random.key(int(rng.integers(2**31)))
     before = [plain(leaf).tobytes() for leaf in jax.tree.leaves(pair.state)]
     with case.doing("a draw"):
@@ -224,7 +221,7 @@ def _by_law(
     can_sample: bool,
     mask: np.ndarray,
 ) -> None:
-    """Require that each row is as likely as the law says."""
+    """Require that each row has the probability of the law."""
     for slot in pair.oracle.stored():
         wanted = law.get(slot, 0.0)
         case.require(
@@ -242,7 +239,7 @@ def _by_law(
 
 
 def _counts(case: Case, pair: Pair) -> None:
-    """Require that rows are drawn as often as they should be."""
+    """Require that counts of draws fit the probabilities."""
     if pair.sampler.notes_draws:
         return
     if pair.sampler.without_replacement:
@@ -271,7 +268,7 @@ def _counts(case: Case, pair: Pair) -> None:
 
 
 def _epoch(case: Case, pair: Pair) -> None:
-    """Require that an epoch has no row twice, and as many as the sampler says."""
+    """Require that an epoch repeats no row, and has the sampler's number of rows."""
     size = int(pair.sampler.epoch_size(pair.state.index, pair.state.ring))
     drawn: list[int] = []
     for step in range(-(-size // _FEW)):
@@ -300,7 +297,7 @@ def _resized(
     rng: np.random.Generator,
     law: Callable[[Any], Mapping[int, float]] | None,
 ) -> None:
-    """Require that a buffer of twice the capacity draws as it should."""
+    """Require that a buffer of twice the capacity draws with the right probabilities."""
     with case.doing("fbuf.resize"):
         pair.resize(2 * pair.oracle.length)
     case.done.append("resize")

@@ -1,4 +1,4 @@
-"""A view beside the contracts that every view keeps, and beside a model of its results."""
+"""A check of a view against the contracts of all views, and against a model of its results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Anything:
 
 
 ANY: Any = _Anything()
-"""A part of a result of `expected` that may be anything."""
+"""A part of a result of `expected` that is not compared."""
 
 
 def check_view(
@@ -120,7 +120,7 @@ def check_view(
             continue
         _drawn(here, pair, view, key, batch)
         _on_the_host(here, pair, view, key, batch)
-        if first:  # they take long to compile
+        if first:  # slow to compile
             first = False
             forms.check_forms(here, pair.state, rows, view)
             if in_place:
@@ -129,7 +129,7 @@ def check_view(
 
 @functools.partial(jax.jit, static_argnames=("view", "backwards"))
 def _all(state: Any, view: View[Any], key: Any, backwards: bool = False) -> Any:
-    """Read all slots through a view, from the last one on if `backwards`."""
+    """Read all slots through a view, in reverse order if `backwards`."""
     slots = jnp.arange(state.capacity, dtype=jnp.int32)
     slots = slots[::-1] if backwards else slots
     key = key if view.is_random else None
@@ -144,7 +144,7 @@ def _agree(
     expected: Callable[[Any, int], Any] | None,
     ends: Callable[[Any, int], Any] | None,
 ) -> Any:
-    """Require that each row has the result that it should have; return those of all slots."""
+    """Require that each row has the expected result; return the results of all slots."""
     with case.doing("fbuf.read"):
         batch = jax.device_get(_all(pair.state, view, key))
         other = jax.device_get(_all(pair.state, view, key, not view.is_random))
@@ -237,7 +237,7 @@ def _compare_ends(case: Case, flags: Any, slot: int, wanted: tuple[Any, Any]) ->
 
 
 def _drawn(case: Case, pair: Pair, view: View[Any], key: Any, batch: Any) -> None:
-    """Require that a drawn row has the same result as one that is read by its id."""
+    """Require that a drawn row has the same result as a read of its id."""
     step = 0 if pair.sampler.without_replacement else None
     if view.is_random or pair.sampler.notes_draws:
         return

@@ -1,4 +1,4 @@
-"""The forms of a program: whichever one calls a step, it does the same, in place."""
+"""The forms of a program: in each, a step must do the same, in place."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TURNS, _ROWS = 3, 4
 
 
 def check_forms(case: Case, state: Any, make: Callable[[Any], Any], view: Any) -> None:
-    """Require that steps do the same in each form of a program.
+    """Require that steps give the same results in each form of a program.
 
     Args:
         case: The case.

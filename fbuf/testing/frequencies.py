@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 MOST = 5.0
-"""The most standard deviations that counts may be off: by chance once in some 3 million."""
+"""The most standard deviations for counts; more happen by chance once in 3 million times."""
 
 _FEWEST = 5.0
-"""The least expected count of a row that is counted by itself; others are counted together."""
+"""The least expected count of a separate row; rarer rows are counted together."""
 
 
 def deviation(counts: np.ndarray, probability: np.ndarray) -> float:
-    """Return by how many standard deviations counts are off, by a chi-square test.
+    """Return the deviation of counts in standard deviations, by a chi-square test.
 
     Args:
         counts: The counts of the rows.
@@ -29,6 +29,6 @@ def deviation(counts: np.ndarray, probability: np.ndarray) -> float:
     if free < 1:
         return 0.0
     chi = ((found - expected) ** 2 / expected).sum()
-    # After Wilson and Hilferty the third root is nearly normal.
+    # The third root is nearly normal (Wilson and Hilferty).
     spread = 2 / (9 * free)
     return float(((chi / free) ** (1 / 3) - (1 - spread)) / np.sqrt(spread))

@@ -1,4 +1,4 @@
-"""A buffer in plain Python: lists, loops and floats, and a look at every row."""
+"""A buffer in plain Python: lists, loops and floats, without an index."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Row:
     Attributes:
         number: The number of the row. Its fields are made from it.
         generation: The generation in its id.
-        priority: The priority that it was given last; that of `Oracle.default` if none was.
+        priority: Its last priority; that of `Oracle.default` if it came without one.
         terminated: Its flag.
         truncated: Its flag.
         dummy: Whether it only reset its environment (`autoreset="next_step"`). It is never drawn.
@@ -83,7 +83,7 @@ class Oracle:
             length: The rows of a lane.
             envs: The number of lanes.
             autoreset: As for `fbuf.init`.
-            tag: The number that generations count from.
+            tag: The first number of generations.
             new_priority: A function of the oracle that returns the priority of a row that is added
                 without one. None keeps None.
         """
@@ -189,20 +189,20 @@ class Oracle:
             ]
             self.resets[lane] = alike and other.resets[lane]
 
-    # Priorities. A subclass may keep something else than the numbers that were given.
+    # Priorities. A subclass may keep other data than the priorities themselves.
 
     def default(self) -> Any:
-        """Return what is kept of a row that comes without a priority."""
+        """Return the value to keep for a row without a priority."""
         return None if self.new_priority is None else self.new_priority(self)
 
     def power(self, priority: float) -> float:
-        """Return what is kept of a priority."""
+        """Return the value to keep for a priority."""
         return priority
 
     def remember(self, priority: Any) -> None:
-        """Take note of a priority that is kept."""
+        """Record a kept priority."""
 
-    # Rows, by where they are.
+    # Rows by their places.
 
     def there(self, lane: int) -> range:
         """Return the places in a lane of the rows that have not been overwritten."""
@@ -235,7 +235,7 @@ class Oracle:
         return len(rows) - 1 - at
 
     def stored(self) -> list[int]:
-        """Return the slots of the rows that can be found, lane by lane, the oldest first."""
+        """Return the slots of the live rows, lane by lane, the oldest first."""
         return [
             self.slot(lane, at)
             for lane, rows in enumerate(self.lanes)
@@ -250,9 +250,9 @@ class Oracle:
 
     def named(self, ids: Any, mask: Any = None) -> list[Row | None]:
         """Return the rows of ids `(slot, generation)`; None, and a fault, where there is none."""
-        found: list[Row | None] = []
+        rows: list[Row | None] = []
         for n, (slot, generation) in enumerate(ids):
-            found.append(None)
+            rows.append(None)
             if slot == -1 or (mask is not None and not mask[n]):
                 continue
             if not 0 <= slot < self.capacity:
@@ -263,13 +263,13 @@ class Oracle:
                 late = (self.generation(0, len(self.lanes[0])) - generation) % 2**32
                 self.fault |= Fault.STALE_ID if late < MOST_LAPS else Fault.FOREIGN_ID
             else:
-                found[-1] = row
-        return found
+                rows[-1] = row
+        return rows
 
     # Rows that follow one another.
 
     def ahead(self, slot: int, steps: int, cross: bool = False) -> list[Row]:
-        """Return the rows of the episode from a slot on, at most `steps`; `cross` passes ends."""
+        """Return at most `steps` rows of the episode, beginning at a slot; `cross` passes ends."""
         rows, at = self.place(slot)
         found: list[Row] = []
         for row in rows[at:]:
@@ -296,7 +296,7 @@ class Oracle:
         return found
 
     def kept(self, lane: int) -> list[Row]:
-        """Return copies of the rows of a lane; before a full one nobody knows what was there."""
+        """Return copies of the rows of a lane; in a full lane the first row is marked as cut."""
         there = self.there(lane)
         rows = [dataclasses.replace(self.lanes[lane][at]) for at in there]
         if rows and len(there) == self.length:
@@ -305,7 +305,7 @@ class Oracle:
 
     def episodes(self) -> list[list[Row]]:
         """Return copies of all episodes, closed, in the order in which they ended; then by lane."""
-        found: list[tuple[int, int, list[Row]]] = []
+        episodes: list[tuple[int, int, list[Row]]] = []
         for lane in range(self.envs):
             rows, episode = self.kept(lane), list[Row]()
             for age, row in zip(range(len(rows) - 1, -1, -1), rows, strict=True):
@@ -314,6 +314,8 @@ class Oracle:
                 episode.append(row)
                 if row.end or age == 0:
                     row.truncated |= not row.end
-                    found.append((-age, lane, episode))
+                    episodes.append((-age, lane, episode))
                     episode = []
-        return [e for *_, e in sorted(found, key=lambda f: f[:2]) if not all(r.removed for r in e)]
+        return [
+            e for *_, e in sorted(episodes, key=lambda f: f[:2]) if not all(r.removed for r in e)
+        ]

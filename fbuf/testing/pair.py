@@ -1,4 +1,4 @@
-"""A buffer beside its oracle, to which the same is done."""
+"""A buffer beside its oracle, with the same operations on both."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Shape(NamedTuple):
 
     Attributes:
         num_envs: As for `fbuf.init`.
-        length: The rows of a lane: the capacity is so much times the environments.
+        length: The rows of a lane: the capacity is `length` times the environments.
         lockstep: As for `fbuf.init`.
         autoreset: As for `fbuf.init`.
     """
@@ -31,7 +31,7 @@ class Shape(NamedTuple):
 
 
 def rows(numbers: Any) -> dict[str, Any]:
-    """Return rows by their numbers: four small fields, in which no two rows are alike.
+    """Return rows by their numbers, with four small fields that differ between rows.
 
     Args:
         numbers: Integers of any shape.
@@ -62,7 +62,7 @@ class Pair:
         oracle: Its oracle.
         sampler: Its sampler.
         make: The function that turns the numbers of rows into items.
-        seen: The ids `(slot, generation)` that have been looked at lately, live ones and others.
+        seen: The recently used ids `(slot, generation)`, live or not.
     """
 
     empty: Any = staticmethod(fbuf.init)
@@ -128,7 +128,7 @@ class Pair:
         bad: bool = False,
         plain: bool = False,
     ) -> None:
-        """Add random rows, of which `often` end an episode; `plain` leaves out all options."""
+        """Add random rows; a share `often` end an episode; `plain` leaves out all options."""
         envs = self.oracle.envs
         shape, options, mask = (steps, envs), dict[str, Any](), None
         ends = np.zeros(shape, bool)
@@ -160,13 +160,13 @@ class Pair:
         self.state = self.operations.add(self.state, items, **options, time_major=not self.one_lane)
 
     def after(self, numbers: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """Return the successors of rows: the lane's next row; behind an end -n of their own."""
+        """Return the successor of each row: the lane's next row, or -n for row n at an end."""
         return np.where(ends, -numbers, numbers + self.oracle.envs)
 
     def ids(
         self, rng: np.random.Generator, count: int = 3, odd: bool = False
     ) -> list[tuple[int, int]]:
-        """Return the names of stored rows; with `odd` also stale ones, and such as name nothing."""
+        """Return ids of stored rows; with `odd` also stale ids, and ids of no row."""
         live = [(slot, self.oracle.at(slot).generation) for slot in self.oracle.stored()]
         self.seen = (self.seen + live)[-60:]
         capacity = self.oracle.capacity
@@ -175,10 +175,10 @@ class Pair:
         pools = [pool for pool in pools if pool]
         picked = [pools[n] for n in rng.integers(0, len(pools), count)] if pools else []
         ids = [pool[rng.integers(0, len(pool))] for pool in picked]
-        return ids[:-1] + ids[:1] if rng.random() < 0.3 else ids  # some name a row twice
+        return ids[:-1] + ids[:1] if rng.random() < 0.3 else ids  # some ids repeat
 
     def named(self, ids: Any) -> Any:
-        """Return ids as the buffer takes them."""
+        """Return ids as a `fbuf.Ids`."""
         slot, generation = np.array(ids, np.int32).T
         return fbuf.Ids(jnp.asarray(slot), jnp.asarray(generation))
 
@@ -217,7 +217,7 @@ class Pair:
         self.state = self.operations.clear(self.state)
 
     def resize(self, length: int) -> list[int]:
-        """Give the lanes another length; return how many rows of each lane were left behind."""
+        """Give the lanes another length; return the number of dropped rows of each lane."""
         old = self.oracle
         self.state = state = fbuf.resize(self.state, length * old.envs)
         self.oracle = self.oracle_of(length, old.envs, old.autoreset)
@@ -232,7 +232,7 @@ class Pair:
     def step(
         self, rng: np.random.Generator, sizes: Sequence[int], often: float, odd: bool = False
     ) -> str:
-        """Do something random; return its name. `sizes` are the steps of an add.
+        """Do a random operation; return its name. `sizes` are the steps of an add.
 
         The first of `sizes` is that of an add without options.
         """
@@ -246,7 +246,7 @@ class Pair:
             self.add(sizes[0], rng, plain=True)
         elif kind == "clear":
             self.clear()
-            if rng.random() < 0.5:  # rows beside what is left from before
+            if rng.random() < 0.5:  # rows beside older rows
                 self.add(sizes[0], rng, often)
                 self.remove(rng, 3, odd)
         elif kind == "end":

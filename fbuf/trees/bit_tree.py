@@ -1,12 +1,12 @@
-"""A tree over bits, one a slot: find the r-th set bit, and count the set bits before a slot.
+"""A tree over bits, one for each slot: find the r-th set bit, count set bits before a slot.
 
 The bits lie at the bottom, 32 slots to a word. The node above a row of `FANOUT` words counts the
-set ones of its 512 bits. The nodes lie in rows of `FANOUT` again, up to a single row: 0.134 bytes a
-slot, a thirtieth of an int32. The top row is never full, so that every level has a node past its
-last one.
+set ones of its 512 bits. The nodes again form rows of `FANOUT`, up to a single row. They take 0.134
+bytes a slot, a thirtieth of an int32. The top row is never full, so that every level has a node
+past its last one.
 
-Bits and counts are integers, exact at any size. To set a bit adds the bit to its word, and 1 to
-every node above the word; to clear a bit subtracts both. One scatter serves all levels. One rank
+Bits and counts are integers, exact at any size. Setting a bit adds the bit to its word, and 1 to
+every node above the word; clearing a bit subtracts both. One scatter serves all levels. One rank
 suffices for the whole way down.
 """
 
@@ -56,7 +56,7 @@ class Level(NamedTuple):
 
 
 Row = list[jax.Array]
-"""The `FANOUT` nodes of a row, all of the shape of a batch, or of a scalar."""
+"""The `FANOUT` nodes of a row, each `[B]` or a scalar."""
 
 
 @pytree
@@ -92,7 +92,7 @@ def change(tree: BitTree, slots: jax.Array, by: jax.Array) -> BitTree:
         tree: The tree.
         slots: int32 `[B]`, each in range.
         by: int32 `[B]`; 1 sets a bit that is not set, -1 clears one that is set, 0 changes nothing.
-            A slot may repeat if the sum of its changes is one of these.
+            A slot may repeat if its changes sum to -1, 0 or 1.
     """
     where, what = [slots >> _WORD_SHIFT], [by << (slots & (_BITS - 1))]
     for number, level in enumerate(_levels(tree.capacity)[1:], start=1):
@@ -110,8 +110,7 @@ def select(tree: BitTree, ranks: jax.Array) -> jax.Array:
 
     Args:
         tree: The tree.
-        ranks: int32 `[B]`, from 0 upwards; for a rank that no bit has the result is in range, and
-            meaningless.
+        ranks: int32 `[B]`, from 0; a rank without a bit gets a meaningless slot in range.
 
     Returns:
         int32 `[B]` slots. O(B log N).
@@ -120,7 +119,7 @@ def select(tree: BitTree, ranks: jax.Array) -> jax.Array:
 
 
 def select_first(tree: BitTree, ranks: jax.Array, count: jax.Array) -> jax.Array:
-    """As `select`, for the first `count` ranks; the other results are in range, and meaningless.
+    """Find slots as `select` does, for the first `count` ranks; other results are meaningless.
 
     On CPU, outside of `vmap`, it takes O(count log N) time.
     """
@@ -128,7 +127,7 @@ def select_first(tree: BitTree, ranks: jax.Array, count: jax.Array) -> jax.Array
 
 
 def select_unless(tree: BitTree, slots: jax.Array, ranks: jax.Array) -> jax.Array:
-    """Return slots whose bits are set, and the slots of given ranks in place of the others.
+    """Return each slot whose bit is set, and otherwise the slot of its rank.
 
     Args:
         tree: The tree.
@@ -136,7 +135,7 @@ def select_unless(tree: BitTree, slots: jax.Array, ranks: jax.Array) -> jax.Arra
         ranks: int32 `[B]`, as for `select`.
 
     Returns:
-        int32 `[B]` slots. O(B log N); on CPU only slots whose bits are not set take the way down.
+        int32 `[B]` slots. O(B log N); on CPU only slots with unset bits walk down the tree.
     """
     few = functools.partial(_select_few, None)
     return by_platform(tree, slots, ranks, cpu=few, default=_select_all)
@@ -150,7 +149,7 @@ def _select_all(tree: BitTree, slots: jax.Array, ranks: jax.Array) -> jax.Array:
 def _select_few(
     first: jax.Array | None, tree: BitTree, slots: jax.Array, ranks: jax.Array
 ) -> jax.Array:
-    """As `_select_all`, but a rank is looked up only where a bit is not set.
+    """Find slots as `_select_all` does, but look up a rank only if the bit is not set.
 
     The nodes may be those of several trees, one behind the other. Then `first`, int32 `[B]`, is the
     node with which the tree of each slot begins.
@@ -161,7 +160,7 @@ def _select_few(
         count, where, *wanted = carry
         slot = entry(slots, i)
         word = entry(tree.nodes, entry(words, i))
-        # Each entry is put down as wanted. The next one takes its place if it is not.
+        # Each entry is listed as wanted. If it is not, the next one overwrites it.
         looked_up = zip(wanted, given, strict=True)
         wanted = [with_entry(old, count, entry(new, i)) for old, new in looked_up]
         return count + 1 - _bit(word, slot), with_entry(where, count, i), *wanted
@@ -169,7 +168,7 @@ def _select_few(
     given = (ranks,) if first is None else (ranks, first)
     slots = _fetched(tree.nodes, words, slots)
     zero = zero_after(slots)
-    # The lists begin as arrays that exist already: places not written to are not read.
+    # The lists begin as existing arrays: places without a write are never read.
     count, where, *wanted = lax.fori_loop(zero, slots.shape[0], look, (zero, slots, *given))
     found = _select(tree, wanted[0], count, *wanted[1:])
 
@@ -181,7 +180,7 @@ def _select_few(
 
 @_select_few.def_vmap
 def _(size: int, batched: list[Any], *given: Any) -> tuple[jax.Array, bool]:
-    # The trees side by side, as one: a loop with an end of each buffer's own is no kernel.
+    # The trees become one: XLA makes no kernel of a loop with its own end for each buffer.
     first, tree, *batch = given
     shape = size, batch[0].shape[-1]
     every = [jnp.broadcast_to(leaf, shape) for leaf in batch]
@@ -197,9 +196,9 @@ def _(size: int, batched: list[Any], *given: Any) -> tuple[jax.Array, bool]:
 def _select(
     tree: BitTree, ranks: jax.Array, count: jax.Array | None, first: jax.Array | None = None
 ) -> jax.Array:
-    """As `select`; on CPU the results for ranks behind the first `count` mean nothing.
+    """Find slots as `select` does; on CPU, results behind the first `count` mean nothing.
 
-    `first` is as for `_select_few`.
+    See `_select_few` for `first`.
     """
 
     def row_of(found: jax.Array, rank: jax.Array) -> jax.Array:
@@ -224,7 +223,7 @@ def _select(
 
 def rank(tree: BitTree, slots: jax.Array) -> jax.Array:
     """Count the set bits before slots, each slot from 0 to the capacity: int32 `[B]`."""
-    # A node past the last row of a level is the first child of its row: no child comes before it.
+    # A node past the last row of a level is the first child of its row, so no child precedes it.
     slots = varying(jnp.minimum(slots, tree.capacity), tree.nodes)
 
     def row_of(node: jax.Array, *_: jax.Array) -> jax.Array:
@@ -244,7 +243,7 @@ def rank(tree: BitTree, slots: jax.Array) -> jax.Array:
         return node >> _SHIFT, total + before
 
     words, *counts = _levels(tree.capacity)
-    below = (jnp.ones_like(slots) << (slots & (_BITS - 1))) - 1  # the bits before that of the slot
+    below = (jnp.ones_like(slots) << (slots & (_BITS - 1))) - 1  # the bits before the slot's
     carry = (slots >> _WORD_SHIFT, below)
     carry = _each_level(tree.nodes, [words], row_of, among_words, carry)
     return _each_level(tree.nodes, counts, row_of, among_counts, carry)[1]
@@ -259,22 +258,22 @@ def _each_level(
     count: jax.Array | None = None,
     first: jax.Array | None = None,
 ) -> Numbers:
-    """Go through levels in turn, and through a batch on each level.
+    """Loop over levels, and on each level over a batch.
 
     Args:
         nodes: The nodes of the tree.
-        levels: The levels to go through.
+        levels: The levels of the loop.
         row_of: Returns the row of a level that an entry of the batch needs, from the numbers
             carried for the entry. For a row past the last one of a level, the last one is read.
-        step: Returns the numbers to carry on, from the nodes of that row, its number, and the
-            numbers carried so far. Where there are several levels, as many numbers as before.
+        step: Returns the new carry from the nodes of the row, its number, and the old carry. With
+            several levels, the carry keeps its length.
         carry: int32 `[B]` each.
-        count: The number of entries of the batch to go through on CPU; None is all.
+        count: The number of entries of the batch to visit on CPU; None is all.
         first: int32 `[B]`; where the tree of each entry begins among the nodes. None is 0.
     """
 
     def loops(nodes: jax.Array, count: Any, first: Any, *carry: jax.Array) -> Numbers:
-        # Each large level goes by itself, and small ones side by side together.
+        # Each large level has its own loop; small levels share one.
         key: Callable[[Level], int] = lambda level: level.start if _is_large(level) else -1
         for _, group in itertools.groupby(levels, key):
             carry = _loop_over(nodes, list(group), row_of, step, carry, count, first)
@@ -300,10 +299,10 @@ def _loop_over(
     count: jax.Array | None,
     first: jax.Array | None,
 ) -> Numbers:
-    """Go through a single level or some small ones, on CPU.
+    """Loop over one level or some small ones, on CPU.
 
-    XLA makes one kernel of the loop over a batch if the loop reads one level alone. Besides, the
-    loop must not write over the numbers that it reads.
+    XLA makes one kernel of the loop over a batch if the loop reads one level alone. Also, the loop
+    must not overwrite the numbers that it reads.
     """
 
     def over_batch(
@@ -350,7 +349,7 @@ def _loop_over(
 
 
 def _behind(first: jax.Array | None, nodes: jax.Array) -> jax.Array:
-    """Return nodes of trees that begin with the nodes `first`, or with 0."""
+    """Return the numbers of nodes in trees that begin at node `first`, or at 0."""
     return nodes if first is None else first + nodes
 
 
@@ -375,11 +374,11 @@ def _levels(capacity: int) -> list[Level]:
 
 
 def _enter(counts: Row, row: Row, rank: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return the number of the child that holds a rank, the count before it, and the child."""
+    """Return the number of the child with a rank, the count before that child, and the child."""
     child, before, passed_count = jnp.zeros_like(rank), jnp.zeros_like(rank), jnp.zeros_like(rank)
     entered = row[0]
     for count, following in zip(counts[:-1], row[1:], strict=True):
-        # By `lax`: JAX traces operators and `jnp` in twice the time.
+        # With `lax`: JAX takes twice the time to trace operators and `jnp`.
         passed_count = lax.add(passed_count, count)
         passed = lax.le(passed_count, rank)
         child = lax.add(child, lax.convert_element_type(passed, jnp.int32))
@@ -389,7 +388,7 @@ def _enter(counts: Row, row: Row, rank: jax.Array) -> tuple[jax.Array, jax.Array
 
 
 def _select_bit(word: jax.Array, rank: jax.Array) -> jax.Array:
-    """Return the number of the set bit of this rank in a word, by halves; 31 for no such bit."""
+    """Return the place of the set bit of a rank in a word, by halves; 31 without such a bit."""
     bit = jnp.zeros_like(rank)
     for width in (16, 8, 4, 2, 1):
         low = _ones(lax.shift_right_logical(word, bit) & ((1 << width) - 1))

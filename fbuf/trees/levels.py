@@ -3,11 +3,11 @@
 A level is an array `[rows, FANOUT]` of nodes, or `[rows, FANOUT, aggregates]` where a node keeps
 several aggregates. Row `r` is summed up by node `r % FANOUT` of row `r // FANOUT` one level up.
 
-On CPU a level is written by one `fori_loop` that carries that level alone: XLA runs it in place
-and as one kernel. The vectorised form costs several times as much. A loop that carries two levels
-copies both at every turn (`benchmarks/evidence/tree_shapes.py`). On a GPU a loop is a kernel a
-turn, and the vectorised gather and scatter is one kernel a level. Both forms give the same bits:
-`fbuf.xla.platform` picks one.
+On CPU one `fori_loop` writes a level, and carries that level alone. XLA runs it in place, as one
+kernel. The vectorised form costs several times as much. A loop that carries two levels copies both
+at every turn (`benchmarks/evidence/tree_shapes.py`). On a GPU each turn of a loop is a kernel, but
+the vectorised form is one kernel a level. Both forms give the same bits: `fbuf.xla.platform` picks
+one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FANOUT = 16
 """Children of a node: on CPU one cache line of float32 (`benchmarks/evidence/tree_shapes.py`)."""
 
 Reduce = Callable[[jax.Array, bool], jax.Array]
-"""Computes nodes from their rows, which have one axis more if the second argument is True."""
+"""A function that computes nodes from their rows; with True, rows have one axis more."""
 
 
 def rows_for(nodes: int) -> int:
@@ -38,8 +38,8 @@ def rows_for(nodes: int) -> int:
 def row_and_child(node: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return the row of a node, and the number of the node in the row.
 
-    By shift and mask: `//` and `%` of signed integers also handle negative ones, at the cost of the
-    rest of a write.
+    It uses shift and mask: `//` and `%` also handle negative numbers, and double the time of a
+    write.
     """
     return node >> (FANOUT.bit_length() - 1), node & (FANOUT - 1)
 
@@ -62,7 +62,7 @@ def set_leaves(leaves: jax.Array, slots: jax.Array, values: jax.Array) -> jax.Ar
         return by_entries(turn, (leaves,), (), (slots, values))[0]
 
     def scatter(leaves: jax.Array, slots: jax.Array, values: jax.Array) -> jax.Array:
-        # Only one of duplicates may be written: the order of a scatter is not defined.
+        # Write one of several duplicates only: the order of a scatter is not defined.
         row, child = row_and_child(jnp.where(last_of_each(slots), slots, leaves.size))
         return leaves.at[row, child].set(values, mode="drop", unique_indices=True)
 
@@ -71,7 +71,7 @@ def set_leaves(leaves: jax.Array, slots: jax.Array, values: jax.Array) -> jax.Ar
 
 def read_leaves(leaves: jax.Array, slots: jax.Array) -> jax.Array:
     """Read single leaves `[rows, FANOUT]` at int32 `[B]` slots, each in range: `[B]`."""
-    # The leaves have one axis inside the loop alone: XLA copies a reshaped array that goes in.
+    # The leaves have one axis inside the loop alone: XLA copies a reshaped operand of a loop.
     return by_halves(lambda leaves, slots: gathered(leaves.reshape(-1), slots), leaves, slots)
 
 
@@ -82,7 +82,7 @@ def refresh(
     depth: int,
     reduce: Reduce,
 ) -> jax.Array:
-    """Recompute the nodes above some rows from those rows.
+    """Recompute the nodes above some rows from these rows.
 
     The loop finds the rows from nodes under them. On CPU each array of rows computed beforehand
     would be one more task for XLA's thread pool.
@@ -90,9 +90,9 @@ def refresh(
     Args:
         parent: The level to bring up to date.
         children: The level below, with one node above each row.
-        below: int32 `[B]`; nodes that are `depth` levels under the rows to take. Duplicates are
-            harmless; a number past the end stands for the last row.
-        depth: 0 if `below` are the rows themselves, 1 if their children, and so on; static.
+        below: int32 `[B]`; nodes `depth` levels under the rows. Duplicates are harmless; a number
+            past the end means the last row.
+        depth: 0 if `below` has the rows themselves, 1 for their children, and so forth; static.
         reduce: Computes a node from its row.
     """
     count = children.shape[0]
@@ -102,7 +102,7 @@ def refresh(
     def row_of(below: jax.Array) -> jax.Array:
         return jnp.minimum(below >> shift, count - 1)
 
-    if below.shape[0] >= count:  # as many as there are: take them all, in order
+    if below.shape[0] >= count:  # the whole level: take all rows, in order
         spare = parent.shape[0] * FANOUT - count
         nodes = reduce(children, several)
         return jnp.pad(nodes, [(0, spare), *[(0, 0)] * (nodes.ndim - 1)]).reshape(parent.shape)
@@ -126,7 +126,7 @@ def refresh(
 def read_row(level: jax.Array, row: jax.Array, buffer: Numbers = ()) -> jax.Array:
     """Read one row of a level, `[FANOUT]` or `[FANOUT, aggregates]`; for use inside a loop.
 
-    The place of a buffer says which level of several to read; see `by_entries`.
+    With the levels of several buffers, `place` selects one; see `by_entries`.
     """
     at, row_shape = (*buffer, row), level.shape[len(buffer) + 1 :]
     sizes = (*(1,) * len(at), *row_shape)
@@ -136,8 +136,8 @@ def read_row(level: jax.Array, row: jax.Array, buffer: Numbers = ()) -> jax.Arra
 
 def children_of(level: jax.Array, rows: jax.Array) -> list[jax.Array]:
     """Return the first aggregate of the children of rows: `[B]` for each of the `FANOUT`."""
-    # One gather a child: an array of whole rows would be made by other threads. And by rows and
-    # columns: by places in a single axis it takes a seventh longer.
+    # One gather a child: other threads would make an array of whole rows. By rows and columns, as
+    # places on a single axis take a seventh longer.
     first = (0,) * (level.ndim - 2)
     return [gathered(level, rows, (child, *first)) for child in range(FANOUT)]
 
@@ -158,8 +158,8 @@ def _start(level: jax.Array, *at: jax.Array) -> list[jax.Array]:
 
 
 def most_rows(nodes: int) -> int:
-    """Return the most rows that so many consecutive nodes can lie in.
+    """Return the largest number of rows that `nodes` consecutive nodes can touch.
 
-    The nodes can begin and end inside a row, and go around an end that is inside a row.
+    The nodes can begin and end inside a row, and wrap around an end inside a row.
     """
     return (nodes - 1) // FANOUT + 3

@@ -1,6 +1,6 @@
 """Running sums of nodes, and the first of these sums above a target.
 
-The additions are written out, so that a node of value 0 adds nothing, to the last bit.
+Each addition is explicit, so that a node of value 0 changes no bit of a sum.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from fbuf.xla.loop import blank, by_halves, entry, with_entry, zero_after
 from fbuf.xla.platform import by_platform
 
 
-@functools.partial(jax.jit, inline=True)  # traced once for a draw
+@functools.partial(jax.jit, inline=True)  # traced once a draw
 def row_ends(nodes: jax.Array) -> jax.Array:
     """Return 0, and the running sums of the rows of `[rows, FANOUT]` nodes: `[1 + rows]`.
 
-    On CPU a loop makes them: else XLA would write all additions into every kernel that needs one.
+    On CPU a loop computes them. Otherwise XLA would repeat all additions in every kernel that reads
+    one.
     """
     count = nodes.shape[0]
 
@@ -79,8 +80,8 @@ def running_sums(nodes: jax.Array) -> jax.Array:
 
 
 def sums_of_row(children: list[jax.Array]) -> list[jax.Array]:
-    """Return the running sums of a row, by fours: a chain of 8 additions instead of 15."""
-    sums = functools.partial(itertools.accumulate, func=lax.add)  # JAX traces + in twice the time
+    """Return the running sums of a row, in groups of four: a chain of 8 additions instead of 15."""
+    sums = functools.partial(itertools.accumulate, func=lax.add)  # + takes twice the time to trace
     fours = [list(sums(children[at : at + 4])) for at in range(0, FANOUT, 4)]
     ends = sums(four[-1] for four in fours)
     rest = [lax.add(end, sum_) for end, four in zip(ends, fours[1:], strict=False) for sum_ in four]
@@ -88,7 +89,7 @@ def sums_of_row(children: list[jax.Array]) -> list[jax.Array]:
 
 
 def first_in_row(running: list[jax.Array], target: jax.Array) -> jax.Array:
-    """Find the first of the running sums of a row above the target; the last if there is none."""
+    """Find the first running sum of a row above the target, or else the last one."""
     found = jnp.zeros(target.shape, jnp.int32)
     for passed in running[:-1]:
         found = lax.add(found, lax.convert_element_type(lax.le(passed, target), jnp.int32))

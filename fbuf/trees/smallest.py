@@ -1,4 +1,4 @@
-"""Finding the smallest value of a sum tree: of several, the next one from a slot on."""
+"""Finding the smallest value of a sum tree: of several, the first at or behind a slot."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fbuf.xla.rows import read_rows
 def smallest(tree: SumTree, first: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Find the next slot with the smallest value above 0, around the end of the slots.
 
-    The search climbs from `first` to the lowest row that has a smallest value at or behind it, and
-    walks down from there. A node has one if its inverse is the largest of all.
+    The search climbs from `first` to the lowest row with a smallest value at or behind it. Then it
+    walks down. A node has one if its inverse is the largest of all.
 
     Args:
         tree: The tree, which must keep LARGEST_INVERSE.
-        first: int32 scalar in `[0, capacity)`; the slot to begin at.
+        first: int32 scalar in `[0, capacity)`; the first slot of the search.
 
     Returns:
         The slot, and its value; any slot if there is no value above 0. Scalars.
@@ -27,26 +27,26 @@ def smallest(tree: SumTree, first: jax.Array) -> tuple[jax.Array, jax.Array]:
     Cost: O(log N).
     """
     most, top = sum_tree.aggregate(tree, Aggregate.LARGEST_INVERSE), len(tree.nodes)
-    at, found, place = first, jnp.int32(-1), jnp.int32(top)  # `place` is the level of `found`
+    at, node, place = first, jnp.int32(-1), jnp.int32(top)  # `place` is on the level of `node`
     for number in range(top + 1):
         inverse, begin = _row(tree, number, at // FANOUT)
         steps = jnp.arange(inverse.shape[0], dtype=jnp.int32)
         behind = (inverse == most) & (begin + steps >= at)
-        is_new = behind.any() & (found < 0)
-        found = jnp.where(is_new, begin + _first(behind), found)
+        is_new = behind.any() & (node < 0)
+        node = jnp.where(is_new, begin + _first(behind), node)
         place = jnp.where(is_new, number, place)
         at = at // FANOUT + 1
     everywhere, _ = _row(tree, top, at)
-    found = jnp.where(found < 0, _first(everywhere == most), found)
+    node = jnp.where(node < 0, _first(everywhere == most), node)
     for number in reversed(range(top)):
-        inverse, begin = _row(tree, number, found)
-        found = jnp.where(place > number, begin + _first(inverse == inverse.max()), found)
-    slot = jnp.minimum(found, tree.capacity - 1)
+        inverse, begin = _row(tree, number, node)
+        node = jnp.where(place > number, begin + _first(inverse == inverse.max()), node)
+    slot = jnp.minimum(node, tree.capacity - 1)
     return slot, sum_tree.values(tree, slot[None])[0]
 
 
 def _row(tree: SumTree, number: int, row: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return the inverses of a row of a level, 0 for none, and its first place; all of the top."""
+    """Return the inverses of a row, 0 without a value, and its first place; of the top, all."""
     level = (tree.leaves, *tree.nodes)[number]
     if number == len(tree.nodes):
         return level[..., tree.keeps.index(Aggregate.LARGEST_INVERSE)].reshape(-1), jnp.int32(0)

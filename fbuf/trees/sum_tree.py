@@ -8,21 +8,21 @@ With 16 children to a row and 100,000 slots:
     nodes[0]    391 rows of 16 nodes: the sums of
     leaves    6,250 rows of 16 values
 
-A draw walks down. It picks a node of the top in proportion to its sum, then a child of the row
-under the node, down to a leaf. A write walks up. It sets the leaves, and computes every node above
-them anew from its row. No node is adjusted by a difference, so rounding does not build up. After
-any number of writes a node is the sum of its row.
+A draw walks down. It picks a node of the top in proportion to its sum. Then it picks a child of the
+row under the node, down to a leaf. A write walks up. It sets the leaves, and computes every node
+above them anew from its row. No node is adjusted by a difference, so rounding does not build up.
+After any number of writes a node is the sum of its row.
 
 Two more things make a draw exact:
 
 - Each level has a uniform number of its own. A single float32 has 2**24 values: beyond 10 million
   slots many could never be drawn.
 - In a row, the target is `u * total`, where the total is the last running sum of the row. The draw
-  takes the first child whose running sum lies above the target. As u < 1 there always is such a
-  child, and its value is above 0 whatever was rounded on the way.
+  takes the first child whose running sum lies above the target. As u < 1, such a child always
+  exists, and its value is above 0 despite all rounding.
 
-Beside the sum a node can keep other aggregates of the slots under it, such as the largest value:
-see `Aggregate`. Every function here takes O(B log N) time and O(B) memory.
+Beside the sum a node can keep other aggregates of its slots, such as the largest value: see
+`Aggregate`. Every function here takes O(B log N) time and O(B) memory.
 
 The array is Schaul et al.'s sum tree (Prioritized Experience Replay, ICLR 2016, arXiv:1511.05952);
 the wide nodes follow Zhang et al. (Parallel Actors and Learners, 2021, arXiv:2110.01101).
@@ -64,7 +64,7 @@ TOP = 512
 
 
 class Aggregate(enum.Enum):
-    """The aggregates of the values under a node. In each of them 0 stands for no value."""
+    """The aggregates of the values under a node. In each, 0 means no value."""
 
     SUM = "sum"
     LARGEST = "largest"
@@ -78,10 +78,10 @@ class SumTree:
 
     Attributes:
         leaves: `[rows, FANOUT]`; the value of slot `s` is at `[s // FANOUT, s % FANOUT]`.
-            There is one leaf more than slots, always 0: what is to be left out is written there.
+            One spare leaf behind the slots is always 0: entries to leave out are written there.
         nodes: `[rows, FANOUT]` each, or `[rows, FANOUT, aggregates]` if a node keeps more than the
-            sum. The last level is the top, of at most `TOP` nodes. There is no axis of length 1:
-            with several shards on a device, XLA on CPU would copy the array at every step.
+            sum. The last level is the top, of at most `TOP` nodes. An axis of length 1 would make
+            XLA on CPU copy the array at every step, with several shards a device.
         capacity: The number of slots; static.
         keeps: The aggregates of a node, the sum first; static.
         inactive: Whether values may have a minus sign. Such a value is stored, but it is never
@@ -95,7 +95,7 @@ class SumTree:
     inactive: bool = dataclasses.field(metadata={"static": True})
 
     def __setstate__(self, fields: dict[str, Any]) -> None:
-        """Restore a pickle; one of version 0.2 has an older name of a field."""
+        """Restore a pickle; version 0.2 had another name for one field."""
         self.__dict__.update({"inactive" if n == "dormant" else n: v for n, v in fields.items()})
 
 
@@ -150,7 +150,7 @@ def write(
 
     Args:
         tree: The tree.
-        slots: int32 `[B]` in `[0, capacity]`; a slot of the capacity is left out, and the last of
+        slots: int32 `[B]` in `[0, capacity]`; a slot of the capacity is left out. The last of
             several values for a slot wins.
         new: float32 `[B]`; finite, and at least 0 unless values may be inactive.
         activated: int32 `[W]` in `[0, capacity]`; slots whose values then lose their minus sign, if
@@ -196,7 +196,7 @@ def _rows_above(
         count, before = level.shape[0], most
         most = min(count, levels.most_rows(most))
         depth += 1
-        # New rows where fewer can lie than below; elsewhere those from below lead to the nodes.
+        # Use the span's rows if they are fewer than those of the level below.
         if level is tree.leaves or most < before:
             rows, depth = first + jnp.arange(most, dtype=jnp.int32), 0
             rows = jnp.where(rows < count, rows, rows - count)
@@ -217,7 +217,7 @@ def _climbed(tree: SumTree, leaves: jax.Array, touched: Iterable[tuple[jax.Array
 
 
 def draw(tree: SumTree, uniforms: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:
-    """Draw slots independently, each with probability value / total; never one of value 0.
+    """Draw slots independently, each with probability value / total; never a slot of value 0.
 
     Args:
         tree: The tree. If its total is 0 the slots are in range and mean nothing.
@@ -236,11 +236,11 @@ def draw(tree: SumTree, uniforms: Sequence[jax.Array]) -> tuple[jax.Array, jax.A
 
 
 class Points(NamedTuple):
-    """Places along all values laid end to end; float32 `[B]` each.
+    """Points along all values laid end to end; float32 `[B]` each.
 
     Attributes:
-        fraction: In `[0, 1)`; of the total.
-        grain: The value of the last bit of the fraction: 2**-24, or more if bits are used up.
+        fraction: In `[0, 1)`; the fraction of the total.
+        grain: The value of the fraction's last bit: 2**-24, or more after bits are used up.
     """
 
     fraction: jax.Array
@@ -262,15 +262,15 @@ def draw_stratified(
         uniforms: As for `draw`.
 
     Returns:
-        The slots, int32 `[B]`; their values; and the points inside these.
+        The slots, int32 `[B]`; their values; and the points inside these values.
     """
     top = first_of(tree.nodes[-1])
     sums = running_sums(top)
     whole = sums[-1]
     target = _filled_in(points.fraction, points.grain, uniforms[0]) * whole
-    found = first_above(top, target)
-    before = jnp.where(found > 0, sums[found - 1], 0)
-    value = top[row_and_child(found)]
+    nodes = first_above(top, target)
+    before = jnp.where(nodes > 0, sums[nodes - 1], 0)
+    value = top[row_and_child(nodes)]
 
     def inside() -> Points:
         # The grain is the value of the last bit of the target in this node.
@@ -279,18 +279,18 @@ def draw_stratified(
         return Points((target - before) / of, whole * 2.0**-24 / of)
 
     for level, u in zip(below_top(tree), uniforms[1:], strict=True):
-        found = jnp.minimum(found, level.shape[0] - 1)
+        nodes = jnp.minimum(nodes, level.shape[0] - 1)
         left, grain = inside()
         signed = tree.inactive and level is tree.leaves
-        row = first_of(read_rows(level, found))
+        row = first_of(read_rows(level, nodes))
         children = _drawable([row[:, child] for child in range(FANOUT)], signed)
         sums = sums_of_row(children)
         whole = sums[-1]
         target = _filled_in(left, grain, u) * whole
         child = first_in_row(sums, target)
         before, value = choose_child(child - 1, sums), choose_child(child, children)
-        found = found * FANOUT + child
-    return jnp.minimum(found, tree.capacity - 1), value, inside()
+        nodes = nodes * FANOUT + child
+    return jnp.minimum(nodes, tree.capacity - 1), value, inside()
 
 
 def picks(tree: SumTree) -> int:
@@ -318,12 +318,12 @@ def _pick(
 
 
 def _after_last_write(tree: SumTree, slots: jax.Array) -> jax.Array:
-    """Return the slots, ordered after the computation of the top, which reads every level."""
+    """Return the slots, tied to the computation of the top, which reads every level."""
     return tie(slots, first_of(tree.nodes[-1])[0, 0])
 
 
 def _fetched_above(tree: SumTree, slots: jax.Array) -> jax.Array:
-    """Return the slots, on CPU known only once the rows of large levels above them are cached."""
+    """Return the slots; on CPU, tied to reads that cache their rows of large levels."""
     row = slots
     for level in (tree.leaves, *tree.nodes):
         row = row_and_child(row)[0]
@@ -332,13 +332,13 @@ def _fetched_above(tree: SumTree, slots: jax.Array) -> jax.Array:
 
 
 def _activated(leaves: jax.Array, slots: jax.Array) -> jax.Array:
-    """Return the leaves without the minus signs of some. The spare leaf is 0, and stays so."""
+    """Return the leaves, with the minus signs of some slots removed. The spare leaf stays 0."""
     value = levels.read_leaves(leaves, slots)
     return leaves.at[row_and_child(slots)].set(jnp.abs(value), mode="promise_in_bounds")
 
 
 def _drawable(sums: list[jax.Array], signed: bool) -> list[jax.Array]:
-    """Return the sums of the children of a row, 0 in place of those with a minus sign."""
+    """Return the sums of the children of a row, 0 in place of negative ones."""
     return [_larger(sum_, jnp.zeros_like(sum_)) for sum_ in sums] if signed else sums
 
 
@@ -346,8 +346,8 @@ def _filled_in(fraction: jax.Array, grain: jax.Array, u: jax.Array) -> jax.Array
     """Return a fraction known to a multiple of `grain`, made uniform inside its last bit."""
     fine = grain < 1
     filled = jnp.where(fine, jnp.clip(fraction, 0, 1), 0) + jnp.where(fine, grain, 1) * u
-    # The grains are not aligned with the node: the last grain sticks out of the node by the part
-    # that is missing before the first.
+    # The grains are not aligned with the node: the last grain extends past the node's end by as
+    # much as the first lacks.
     return jnp.where(filled >= 1, filled - 1, filled)
 
 
@@ -355,12 +355,12 @@ def _reduction(tree: SumTree) -> levels.Reduce:
     return functools.partial(_reduce, keeps=tree.keeps, inactive=tree.inactive)
 
 
-# Traced once for the levels.
+# Traced once for all levels.
 @functools.partial(jax.jit, inline=True, static_argnames=("several", "keeps", "inactive"))
 def _reduce(
     row: jax.Array, several: bool, keeps: tuple[Aggregate, ...], inactive: bool
 ) -> jax.Array:
-    """Return the aggregates of rows: `[..., FANOUT]`, or of `several` with one axis more."""
+    """Return the aggregates of rows: `[..., FANOUT]`, or with one axis more if `several`."""
     kept: list[jax.Array] = []
     for at, which in enumerate(keeps):
         part = row[..., at] if several else row
@@ -373,7 +373,7 @@ def _reduce(
 
 
 def _halved(row: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
-    """Combine `[..., FANOUT]` by halves: short chains, and one order on every platform."""
+    """Combine `[..., FANOUT]` by halves: short chains, in the same order on every platform."""
     while row.shape[-1] > 1:
         half = row.shape[-1] // 2
         row = combine(row[..., :half], row[..., half:])
@@ -381,4 +381,4 @@ def _halved(row: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array]
 
 
 def _larger(a: jax.Array, b: jax.Array) -> jax.Array:
-    return jnp.where(a > b, a, b)  # there is no NaN to look after, as jnp.maximum does
+    return jnp.where(a > b, a, b)  # unlike jnp.maximum, it needs no check for NaN

@@ -1,4 +1,4 @@
-"""Views: what a drawn row turns into. One file a view.
+"""Views make the data of a batch from drawn rows. One file a view.
 
 The names of this module are the stable ones for authors of views: `docs/know/extending.md`.
 """

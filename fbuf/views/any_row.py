@@ -1,9 +1,9 @@
 """Any row of the buffer: all rows equally likely, whatever the sampler draws.
 
 A place is drawn among all stored ones. If the row there was removed, another place is drawn, so
-that all rows that are left stay equally likely. After many turns the rest of the batch is found by
-a rank among the rows that are left, which are counted. So any number of rows may have been removed,
-and no index is kept.
+that all rows that are left stay equally likely. After many turns the remaining rows are counted,
+and each open draw takes a rank among them. So any number of rows may have been removed, and no
+index is kept.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from fbuf.storage.ring import REMOVED, Ring
 from fbuf.views.episode import CHUNK
 
 TURNS = 256
-"""The most times that places are drawn, before the rows that are left are counted."""
+"""The most rounds of draws, before the remaining rows are counted."""
 
 BLOCK = 2**9
-"""The slots of which the rows are counted together; a multiple of `CHUNK`."""
+"""The slots in a block, whose rows are counted together; a multiple of `CHUNK`."""
 
 _Carry = tuple[jax.Array, jax.Array, jax.Array]
 
@@ -49,22 +49,22 @@ def any_rows(ring: Ring, words: Callable[[jax.Array | int], jax.Array]) -> jax.A
         return _stored(ring, random_bits.below(words(turn), ring.count()))
 
     def again(carry: _Carry) -> _Carry:
-        turn, slots, found = carry
-        slots = jnp.where(found, slots, draw(turn))
-        return turn + 1, slots, found | is_live(slots)
+        turn, slots, done = carry
+        slots = jnp.where(done, slots, draw(turn))
+        return turn + 1, slots, done | is_live(slots)
 
     def goes_on(carry: _Carry) -> jax.Array:
-        turn, _, found = carry
-        return (turn < TURNS) & (live > 0) & ~found.all()
+        turn, _, done = carry
+        return (turn < TURNS) & (live > 0) & ~done.all()
 
     slots = draw(0)
     if ring.removed is None:
         return slots
     carry = (jnp.int32(1), slots, is_live(slots))
-    _, slots, found = lax.while_loop(goes_on, again, carry)
+    _, slots, done = lax.while_loop(goes_on, again, carry)
     ranks = random_bits.below(words(TURNS), live)
-    found |= live == 0
-    return _by_rank(ring, ranks.ravel(), slots.ravel(), found.ravel()).reshape(slots.shape)
+    done |= live == 0
+    return _by_rank(ring, ranks.ravel(), slots.ravel(), done.ravel()).reshape(slots.shape)
 
 
 def _stored(ring: Ring, ranks: jax.Array) -> jax.Array:
@@ -79,15 +79,15 @@ def _stored(ring: Ring, ranks: jax.Array) -> jax.Array:
 
 
 def _by_rank(ring: Ring, ranks: jax.Array, slots: jax.Array, found: jax.Array) -> jax.Array:
-    """Return slots where they are found, and elsewhere the live rows of these ranks: int32 `[B]`.
+    """Return the slots of finished draws, and for all others the live rows of `ranks`: int32 `[B]`.
 
     The rows of each block are counted first, `CHUNK` blocks at a time, for all draws together. Then
-    each draw goes through the block that its row is in.
+    each draw searches the block of its row.
     """
     number = jnp.arange(CHUNK, dtype=jnp.int32)[None]
 
     def is_live(at: jax.Array) -> jax.Array:
-        # Unsigned, for the slots of the last block may pass 2**31.
+        # Unsigned, as the slots of the last block may pass 2**31.
         inside = at < ring.capacity
         slots = jnp.where(inside, at, 0).astype(jnp.int32)
         flags = ring.flags.at[slots].get(mode="promise_in_bounds")

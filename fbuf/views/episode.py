@@ -1,8 +1,8 @@
 """The distance from a row to the ends of its episode, of any length.
 
-A view that looks a fixed number of steps ahead reads so many rows. The end of an episode is at an
-unknown distance. So flags are read a chunk at a time, for the whole batch at once, until every draw
-has found its end.
+A view of a fixed number of steps knows how many rows to read. The end of an episode is at an
+unknown distance. So flags are read in chunks, for the whole batch at once, until every draw has its
+end.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from jax import lax
 from fbuf.storage.ring import ENDS, REMOVED, Ring
 
 CHUNK = 32
-"""The rows of each draw that a turn of the loop reads. The best of 8 to 128 on CPU, for episodes of
-15 to 1000 rows. Fewer rows make more turns, and more rows reach further behind the end.
+"""The rows of each draw to read in a turn of the loop. The best of 8 to 128 on CPU, for episodes of
+15 to 1000 rows. Fewer rows need more turns, and more rows are read in vain behind the end.
 """
 
 _Carry = tuple[jax.Array, jax.Array, jax.Array]
@@ -24,9 +24,9 @@ _Carry = tuple[jax.Array, jax.Array, jax.Array]
 def remaining(ring: Ring, slots: jax.Array) -> jax.Array:
     """Count the stored rows of the episode after each of `[B]` rows.
 
-    The count stops at an end of either kind, at the newest row, and before a removed row or a
-    dummy. It is 0 for a slot that holds no row. O(B longest) reads of a byte, where `longest` is
-    the largest count.
+    The count stops at an end of either kind, at the newest row, and before a removed row. It is 0
+    for a slot that holds no row. O(B longest) reads of a byte, where `longest` is the largest
+    count.
 
     Returns:
         int32 `[B]`.
@@ -36,7 +36,7 @@ def remaining(ring: Ring, slots: jax.Array) -> jax.Array:
 
 
 def elapsed(ring: Ring, slots: jax.Array) -> jax.Array:
-    """Count the rows of the episode before each of `[B]` rows: as `remaining`, backwards."""
+    """Count the rows of the episode before each of `[B]` rows, backwards; see `remaining`."""
     return _reach(ring, slots, jnp.maximum(ring.older(slots), 0), forward=False)
 
 
@@ -48,13 +48,13 @@ def _reach(ring: Ring, slots: jax.Array, bound: jax.Array, forward: bool) -> jax
     def look(carry: _Carry) -> _Carry:
         step, at, reach = carry
         flags = ring.flags.at[ring.later(at[:, None], way * number)].get(mode="promise_in_bounds")
-        # A row with one of `inside` is the last; with one of `outside` it is one too far.
+        # A row with a flag of `inside` is the last one; a row with a flag of `outside` is too far.
         inside, outside = (ENDS, REMOVED) if forward else (0, ENDS | REMOVED)
         last = jnp.where(flags & inside > 0, step + number, bound[:, None])
         last = jnp.where(flags & outside > 0, step + number - 1, last)
         return step + CHUNK, ring.later(at, way * CHUNK), jnp.minimum(reach, last.min(1))
 
-    # Going back, the row's own flags say nothing.
+    # Backwards, the row's own flags do not count.
     first = 0 if forward else 1
     begin = (jnp.int32(first), ring.later(slots, way * first), bound)
     *_, reach = lax.while_loop(lambda carry: (carry[2] >= carry[0]).any(), look, begin)

@@ -73,7 +73,7 @@ class FrameStack(View):
             )
         back = jnp.arange(self.k - 1, -1, -1, dtype=jnp.int32)[None]
         reach = preceding(reader, slots, self.k - 1)
-        if reader.mask is not None:  # a masked draw has its own frame alone
+        if reader.mask is not None:  # a masked draw repeats its own frame
             reach = select(reader.mask, reach)
         back = jnp.minimum(back, reach[:, None])
         stacked, others = self._leaves(reader.layout)
@@ -92,7 +92,7 @@ class FrameStack(View):
         return Reading(item, seen)
 
     def _leaves(self, layout: Layout) -> tuple[list[int], list[int]]:
-        """Return the numbers of the leaves to stack, and of the others."""
+        """Return the numbers of the leaves to stack, and of all other leaves."""
         stacked = jax.tree.leaves(layout.find("FrameStack", "field", self.field))
         item = jax.tree.leaves(layout.numbers("FrameStack", self.fields))
         return stacked, [leaf for leaf in item if leaf not in stacked]

@@ -29,7 +29,7 @@ class Requested:
     Attributes:
         request: The request of the view.
         ids: The ids of the rows.
-        mask: bool `[B]`; which rows are meant.
+        mask: bool `[B]`; False for a masked draw.
     """
 
     request: Request
@@ -49,18 +49,17 @@ def gather(
 ) -> Batch[Any]:
     """Read rows at `[B]` slots through a view.
 
-    The ids of the batch are known only after all reads, so that a change of these rows can be made
-    in place.
+    The ids of the batch wait for all reads, so that a change of these rows can be made in place.
 
     Args:
         state: The buffer.
         slots: int32 `[B]`, each in range.
-        mask: bool `[B]`; which rows are meant.
+        mask: bool `[B]`; False for a masked draw.
         view: The view.
         key: The key of the view; None unless the view is random.
-        reads: Further reads that the ids wait for.
-        zeros: Set the data of masked rows to 0; else it is the data of some row.
-        part: Which draws of the batch these are; None if they are all, in order.
+        reads: Further reads before the ids.
+        zeros: Set the data of masked rows to 0; otherwise it is the data of any row.
+        part: The part of the batch with these draws; None for the whole batch.
     """
     requested, flags = request_rows(state, slots, mask, view, key, part)
     # No kernel computes with these rows: not a view's, and not the one that blanks masked ones.
@@ -80,7 +79,7 @@ def request_rows(
     key: Any,
     part: BatchPart | None = None,
 ) -> tuple[Requested, list[jax.Array]]:
-    """Run the first half of a view. Return the request, and the flags that were read for it."""
+    """Run the first half of a view; return the request, and the flags that it has read."""
     if state.ring.writes is not None and not view.reads_one_row:
         raise ValueError(
             f"fbuf.{type(view).__name__}: the rows of {type(state.sampler).__name__} lie in no "
@@ -104,7 +103,7 @@ def build_batch(
     flags = select(mask, reading.flags)
     flags = jnp.swapaxes(flags, 0, 1) if view.time_major else flags
     data = reading.data
-    if zeros and not view.time_major:  # steps that are not valid are zeros already
+    if zeros and not view.time_major:  # invalid steps are already zeros
         data = jax.tree.map(lambda leaf: select(mask, leaf), data)
     return Batch(
         data=data,

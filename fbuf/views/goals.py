@@ -1,4 +1,4 @@
-"""The rows that new goals come from: how each is chosen, and how often."""
+"""The choice of rows for new goals: the strategies and their shares."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fbuf.views.any_row import any_rows
 from fbuf.views.reader import Reader
 
 Strategy = Literal["future", "final", "episode", "current", "random"]
-"""The rows that a goal may come from."""
+"""The strategies: names for the possible rows of a goal."""
 
 Shares = tuple[tuple[Strategy, float], ...]
 """Some strategies, and the share of each."""
@@ -52,7 +52,7 @@ def checked(given: Any) -> Strategy | Shares:
 
 
 def check_distances(strategy: Strategy | Shares, discount: Any, nearest: Any) -> None:
-    """Check the options of "future", and that there is one."""
+    """Check the options of "future", and refuse options without that strategy."""
     if discount is not None:
         check.number("Hindsight", "discount", discount, 1)
         if discount > LARGEST_DISCOUNT:
@@ -72,7 +72,7 @@ def check_distances(strategy: Strategy | Shares, discount: Any, nearest: Any) ->
 
 
 def shares_of(strategy: Strategy | Shares) -> Shares:
-    """Return the strategies that have a share, and their shares."""
+    """Return the strategies with a share above 0, and their shares."""
     if isinstance(strategy, tuple):
         return tuple((word, share) for word, share in strategy if share)
     return ((strategy, 1.0),)
@@ -80,7 +80,7 @@ def shares_of(strategy: Strategy | Shares) -> Shares:
 
 @dataclasses.dataclass(frozen=True)
 class GoalRows:
-    """The choice of the rows that goals come from.
+    """The choice of rows for new goals.
 
     Attributes:
         shares: The strategies that have a share, at least one.
@@ -100,8 +100,8 @@ class GoalRows:
         """Choose the rows of the goals of rows at `[B]` slots.
 
         Returns:
-            int32 slots, and bool: whether the goal is of any row. `[B]` or `[B, copies]` each. Over
-            several shards any row may be in another one, so its slot is of no use.
+            int32 slots, and bool: whether the goal is of strategy "random". `[B]` or `[B, copies]`
+            each. Over several shards any row may be in another one, so its slot is of no use.
         """
         which, inside, anywhere = (key, key, key)
         if len(self.shares) > 1:
@@ -138,7 +138,7 @@ class GoalRows:
         return slots.shape if self.copies is None else (*slots.shape, self.copies)
 
     def _number(self, word: jax.Array) -> jax.Array:
-        """Return the number of a strategy for each random word; a share is right to 2**-32."""
+        """Return the number of a strategy for each random word; shares are exact to 2**-32."""
         ends = list(itertools.accumulate(share for _, share in self.shares))
         number = jnp.zeros(word.shape, jnp.int32)
         for end in ends[:-1]:
@@ -147,7 +147,7 @@ class GoalRows:
         return number
 
     def _steps(self, reader: Reader, slots: jax.Array, key: jax.Array) -> dict[Strategy, jax.Array]:
-        """Choose how many steps later each strategy finds its goal, in the episode of the row."""
+        """Choose the steps from a row to the goal of each strategy, within the episode."""
         names = {word for word, _ in self.shares}
         steps: dict[Strategy, jax.Array] = {"current": jnp.zeros_like(self.each(slots))}
         if names <= {"current", "random"}:
@@ -165,7 +165,7 @@ class GoalRows:
         return steps
 
     def _later(self, words: jax.Array, end: jax.Array) -> jax.Array:
-        """Choose a number of steps, no more than there are to the end of the episode."""
+        """Choose a number of steps, at most those to the end of the episode."""
         least = jnp.minimum(self.nearest, end)
         reach = end - least
         if self.discount is None:
@@ -173,7 +173,7 @@ class GoalRows:
         return least + jnp.minimum(geometric(words, self.discount), reach)
 
     def _any_rows(self, reader: Reader, slots: jax.Array, key: jax.Array) -> jax.Array:
-        """Choose any rows of the buffer; over several shards the drawn rows stand for them."""
+        """Choose any rows of the buffer; over several shards, the drawn rows are placeholders."""
         if reader.ring.shards > 1:
             return self.each(slots)
 

@@ -61,8 +61,8 @@ class Hindsight(View[HindsightStep[Any]]):
     """Replace the goals of some drawn rows by what the agent achieved.
 
     Each draw is relabelled with probability `ratio`, independently of the others. Its new goal is
-    the achievement of a row, and its reward is computed anew. The buffer stays as it is: the next
-    draw of the row may get another goal, or keep its own.
+    the achievement of a row, and its reward is recomputed. The buffer stays as it is: the next draw
+    of the row may get another goal, or keep its own.
 
     Goals come from the stored part of the row's episode, and never from across a removed row or a
     dummy. Only `"random"` takes them from other episodes, too. An episode may have any length.
@@ -74,22 +74,22 @@ class Hindsight(View[HindsightStep[Any]]):
     With `copies=k` each row gets `k` goals, each chosen as if the row were drawn again. The goal
     and the reward have an axis for the copies behind that of the batch. All other arrays have one
     entry a row: `ids`, `weight`, `mask`, `terminated`, and the other fields. So take the mean of
-    the loss over the copies, multiply by the weight, and give `fbuf.update_priority` one priority a
+    the loss over the copies, and multiply by the weight. Give `fbuf.update_priority` one priority a
     row.
 
     Attributes:
         reward_fn: A pure JAX function `reward_fn(achieved, goal)` that returns the reward of one
             row. It gets the achievement of the row's step and the new goal, both unbatched, and
             returns one number. The number is cast to the dtype of the stored reward; a float is
-            never cast to an integer. Define the function once: it is static under `jit`, and a
-            lambda that is written anew at each call compiles anew.
-        strategy: The rows that the new goal may come from: a word, or a dict of some words and
-            their shares, such as `{"future": 0.7, "random": 0.3}`. With `"future"` they are the
-            drawn row and later ones of its episode, with `"episode"` all rows of it, and with
-            `"final"` its last row. With `"current"` it is the drawn row, and with `"random"` all
-            rows of the buffer that are not removed. All are equally likely, unless there is a
-            `discount`. Shares are at least 0, and are divided by their sum; each is right to
-            2**-32. The dict is kept as pairs, so that the view is hashable.
+            never cast to an integer. Define the function once: it is static under `jit`, and a new
+            lambda at each call compiles again.
+        strategy: The possible rows of the new goal: a word, or a dict of words and their shares,
+            such as `{"future": 0.7, "random": 0.3}`. With `"future"` they are the drawn row and
+            later ones of its episode, with `"episode"` all rows of it, and with `"final"` its last
+            row. With `"current"` it is the drawn row, and with `"random"` all rows of the buffer
+            that are not removed. All are equally likely, unless there is a `discount`. Shares are
+            at least 0, and are divided by their sum; each is right to 2**-32. The dict is kept as
+            pairs, so that the view is hashable.
         ratio: The probability of a draw to be relabelled, from 0 to 1. With 0.8 there are four new
             goals for each stored one.
         discount: For `"future"`: the goal is taken `nearest + n` steps later, with probability
@@ -107,14 +107,15 @@ class Hindsight(View[HindsightStep[Any]]):
         achieved: The name of the field with the achievement of the row's step. It has the tree,
             shapes and dtypes of the goal.
         reward: The name of the reward. It must be one real number, of shape `[]` or `[1]`.
-        next_of: As for `fbuf.Transition`. Only the goal of the item is relabelled: if an
-            observation holds a copy of the goal, use that of the item instead.
+        next_of: As for `fbuf.Transition`. Only the goal of the item is relabelled. If an
+            observation holds a copy of the goal, use the item's goal instead.
         fields: As for `fbuf.Item`: the fields of the row to gather. Name the goal and the reward
             if you want them.
 
-    Cost: O(B L) reads of a flag. L is the longest way in the batch from a drawn row to the end of
-    its episode; with `"episode"` also to its first row. `"current"` and `"random"` go no way. One
-    row is read for each draw, and one for each goal. `"random"` draws again where a row was
+    Cost: O(B L) reads of a flag. L is the longest distance in the batch from a drawn row to the end
+        of its episode. With `"episode"` it is also the distance to its first row. With `"current"`
+        and `"random"` it is 0. One row is read for each draw, and one for each goal. `"random"`
+        draws again where a row was
     removed: O(B) reads while a twentieth of the rows is left. With fewer it may read all N flags
     once, a byte each. Over a mesh, each shard reads a row for each goal of `"random"`, and an
     `all_reduce` brings the achievements to all devices.
@@ -185,7 +186,7 @@ class Hindsight(View[HindsightStep[Any]]):
         check.names("Hindsight", "fields", self.fields)
 
     def leaves_of_any(self, layout: Layout) -> tuple[int | None, tuple[int, ...]] | None:
-        """Return the leaves of the achievement, if goals are taken from any row."""
+        """Return the leaves of the achievement, if goals may come from any row."""
         if all(word != "random" for word, _ in self._shares):
             return None
         return self.copies, tuple(self._leaves(layout)[1])
@@ -247,7 +248,7 @@ class Hindsight(View[HindsightStep[Any]]):
         reader.number(self.reward, "reward", column=True)
 
     def _leaves(self, layout: Layout) -> tuple[list[int], list[int], Any, int, list[int]]:
-        """Return the leaves of goal and achievement, their tree, the reward, and all to read."""
+        """Return the leaves of goal and achievement, their tree, the reward, and all reads."""
         goal, tree = jax.tree.flatten(layout.find("Hindsight", "goal", self.goal))
         achieved = jax.tree.leaves(layout.find("Hindsight", "achieved", self.achieved))
         reward: Any = layout.find("Hindsight", "reward", self.reward)
@@ -266,7 +267,7 @@ class Hindsight(View[HindsightStep[Any]]):
     def _judge(
         self, tree: Any, achieved: list[jax.Array], goal: list[jax.Array], dtype: Any
     ) -> jax.Array:
-        """Return the rewards of `[B]` achievements for their goals, in the dtype of the stored.
+        """Return the rewards of `[B]` achievements for their goals, in the dtype of stored rewards.
 
         With copies, goals and rewards are `[B, copies, ...]`.
         """
@@ -306,6 +307,6 @@ def _check_reward_fn(reward_fn: Any) -> None:
 
 
 def _kind(dtype: Any) -> int:
-    """Return the kind of a dtype, which holds numbers of its kind and of lower ones."""
+    """Return the kind of a dtype as a rank; a dtype holds numbers of its own and lower kinds."""
     kinds = (jnp.bool_, jnp.integer, jnp.floating)
     return next((at for at, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind)), len(kinds))

@@ -1,4 +1,4 @@
-"""The n-step view: the discounted rewards of several steps, and what to bootstrap from."""
+"""The n-step view: the discounted rewards of several steps, and the observation to bootstrap."""
 
 from __future__ import annotations
 
@@ -70,19 +70,19 @@ class NStep(View[NStepTransition[Any]]):
     all n steps, use a sampler with `window=n`. `Sample.terminated` and `.truncated` are those of
     the last row in the sum.
 
-    With `n=(fewest, most)` each draw has an n of its own: all numbers from `fewest` to `most` are
-    equally likely, and independent of the row. So a row that is drawn again may get another n. Take
-    a sampler with `window=most` for rows that have all steps. The view is then random: `fbuf.read`
-    needs a key, and `fbuf.rollout`, `fbuf.rows` and `fbuf.pop` refuse it.
+    With `n=(fewest, most)` each draw has its own n. All numbers from `fewest` to `most` are equally
+    likely, independent of the row. So a row that is drawn again may get another n. Take a sampler
+    with `window=most` for rows that have all steps. The view is then random: `fbuf.read` needs a
+    key, and `fbuf.rollout`, `fbuf.rows` and `fbuf.pop` refuse it.
 
     Attributes:
         n: The number of steps, at least 1. Or a pair of ints, the fewest and the most steps.
         gamma: The discount of a step, from 0 to 1.
         reward: The name of the reward among the item's fields (`"a.b"` for a field in a field). It
             must be one real number, of shape `[]` or `[1]`.
-        next_observation: For a buffer made without `next_of`: the name of the field that holds the
-            next observation, which is read from the last row. With `next_of` it means nothing: the
-            next observation is read as by `fbuf.Transition`.
+        next_observation: For a buffer made without `next_of`: the name of the field with the next
+            observation. It is read from the last row. With `next_of` it means nothing: the next
+            observation is read as by `fbuf.Transition`.
         next_of: As for `fbuf.Transition`.
         fields: As for `fbuf.Item`: the fields of the row to gather.
 
@@ -170,12 +170,12 @@ class NStep(View[NStepTransition[Any]]):
         """Sum up the rewards."""
         same_episode, count, flags, known = seen
         (reward,) = rows["rewards"]
-        gamma = float(self.gamma)  # a number of NumPy's would make it float64 where JAX has that
+        gamma = float(self.gamma)  # a NumPy number would make it float64 under x64
         factor = gamma ** jnp.arange(reward.shape[1], dtype=jnp.float32)
-        # Where there is no step there may be no number either: 0 * nan would not be 0.
+        # An invalid step may hold NaN, and 0 * nan is not 0.
         reward = reward.reshape(same_episode.shape).astype(jnp.float32)
         gained = jnp.where(same_episode, reward * factor[None], 0)
-        # Not even the own step of a masked draw is in the sum.
+        # The sum of a masked draw lacks even its own step.
         nothing = ~same_episode[:, 0] | (flags & TERMINATED > 0)
         discount = jnp.where(nothing, 0, gamma ** count.astype(jnp.float32))
         data = NStepTransition(
@@ -195,7 +195,7 @@ def _drawn(reader: Reader, key: jax.Array, n: tuple[int, int], batch_size: int) 
 
 
 def _check_steps(n: Any) -> None:
-    """Refuse what is neither a number of steps nor the fewest and the most of them."""
+    """Refuse a value that is neither a number of steps nor a pair of such numbers."""
     if not isinstance(n, tuple | list):
         check.integer("NStep", "n", n, check.LONGEST)
         return

@@ -24,7 +24,7 @@ from fbuf.views.reader import Reader
 from fbuf.views.requests import Wanted
 
 Data = TypeVar("Data", default=Any)
-"""The data that a view makes of rows."""
+"""The data of a view."""
 
 
 @pytree
@@ -32,7 +32,7 @@ class Request:
     """The request of a view for rows.
 
     Attributes:
-        rows: The wanted rows, by names of the view's own, as the methods of `Reader` return them.
+        rows: The requested rows, by the view's own names, as the methods of `Reader` return them.
         seen: Other arrays for the second half, such as flags; any pytree.
     """
 
@@ -46,9 +46,9 @@ class Reading:
 
     Attributes:
         data: The `data` of the batch.
-        flags: uint8 `[B]` or `[B, T]`: the flags of the rows that `data` stands for.
+        flags: uint8 `[B]` or `[B, T]`: the flags of the rows in `data`.
         known: bool `[B]`: False where the view has no result; such a draw is masked. None if every
-            draw has one.
+            draw has a result.
     """
 
     data: Any
@@ -78,10 +78,11 @@ class View(CurrentNames, Listed, Generic[Data]):
     }
 
     def leaves_of_any(self, layout: Layout) -> tuple[int | None, tuple[int, ...]] | None:
-        """Return what the view reads of any rows, which may be in other shards; None for nothing.
+        """Return the reads of any rows, also in other shards; None without such reads.
 
-        They are the number of rows for each draw, or None for one without an axis, and the numbers
-        of their leaves. Over several shards `reader.anywhere()` has these leaves.
+        The result is the number of rows for each draw, and the numbers of their leaves. None as the
+        number means one row without an axis. Over several shards `reader.anywhere()` has these
+        leaves.
         """
         return None
 

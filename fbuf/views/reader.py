@@ -1,4 +1,4 @@
-"""The reader: a view looks at a buffer through it, and asks it for rows.
+"""The reader: gives a view flags of a buffer, and takes its requests for rows.
 
 The reader keeps a list of its reads. A later write must wait for them, or XLA copies the storage
 (`fbuf.xla.tie`). A view need not know that.
@@ -28,8 +28,8 @@ class BatchPart(NamedTuple):
 
     Attributes:
         positions: int32 `[B]`; their positions in the batch.
-        of: The size of the batch.
-        anywhere: Leaves of any rows of all shards, for all draws of the batch: `[of, ...]` each.
+        of: The size of the batch. anywhere: Leaves of random rows of all shards, for all draws of
+            the batch: `[size, ...]` each, with the size `of`.
     """
 
     positions: jax.Array
@@ -46,10 +46,10 @@ class Reader:
     Attributes:
         ring: The slots that hold rows, and their order: `ring.later(slots, steps)`,
             `ring.newer(slots)`, `ring.older(slots)`.
-        window: From each drawn row, at least this many steps of its episode are stored.
-        sampler_window: The sampler's window, which a drawn row may lack steps of.
+        window: The steps of the episode that are surely stored from each drawn row.
+        sampler_window: The sampler's window; a drawn row may lack some of its steps.
         reads: The arrays that have been read.
-        mask: bool `[B]`; which of the drawn rows are meant. None is all.
+        mask: bool `[B]`; False for a masked draw. None masks no draw.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Reader:
             view: The name, for errors.
             state: The buffer.
             mask: As the attribute.
-            part: Which draws of the batch these are; None if they are all, in order.
+            part: The part of the batch with these draws; None for the whole batch.
         """
         self.view = view
         self.ring: Ring = state.ring
@@ -82,7 +82,7 @@ class Reader:
         return self._state.storage.layout
 
     def record(self, read: jax.Array) -> jax.Array:
-        """Keep a read of a loop of the view's own."""
+        """Record a read in the view's own loop."""
         self.reads.append(read)
         return read
 
@@ -98,7 +98,7 @@ class Reader:
         return whole[:, self._part.positions]
 
     def anywhere(self) -> list[jax.Array]:
-        """Return the leaves of any rows that the view asked for, of each draw: `[B, ...]` each."""
+        """Return the leaves of the random rows that the view has asked for: `[B, ...]` each."""
         assert self._part is not None
         positions = self._part.positions
         return [leaf[positions] for leaf in self._part.anywhere]
@@ -128,7 +128,7 @@ class Reader:
         return self.layout.find(self.view, argument, name)
 
     def number(self, name: str, argument: str, *, column: bool = False) -> int:
-        """Return the number of the leaf of a field of one real number, such as the reward.
+        """Return the number of the leaf of a scalar field, such as the reward.
 
         With `column` the field may also be of shape `[1]`. The view then drops that axis.
         """
@@ -156,7 +156,7 @@ class Reader:
 
     @property
     def next_of(self) -> str | None:
-        """The name of the field whose next value the buffer keeps; None if it keeps none."""
+        """The name of the field whose next value the buffer keeps; None without one."""
         return None if self._state.next_obs is None else self._state.next_obs.field
 
     def next_observation(
@@ -168,13 +168,13 @@ class Reader:
     ) -> tuple[NextObservations, jax.Array]:
         """Request the next observations of rows `[B]` with these flags.
 
-        A draw without one gets the observation of its own row, and nothing of another row.
+        A draw without a next observation gets the observation of its own row.
 
         Args:
             slots: The rows.
             flags: Their flags.
             next_of: The name that the view has; None is that of the buffer.
-            own: The slots of the drawn rows, if they are others than `slots`.
+            own: The slots of the drawn rows, if they differ from `slots`.
 
         Returns:
             The request, and bool `[B]`: whether they are known.
@@ -189,7 +189,7 @@ class Reader:
             )
         where = kept.find(self.ring, slots, flags)
         self.reads.append(where.known)
-        # Slots are chosen before a row is read: to blank rows would be one more pass over them.
+        # Slots are chosen before the reads: zeroing rows would be another pass over them.
         meant = self.meant(where.known)
         own = slots if own is None else own
         following = jnp.where(meant, self.ring.later(slots, 1), own)
@@ -197,23 +197,22 @@ class Reader:
         return NextObservations(where, self.field(following, kept.field, "next_of")), where.known
 
     def meant(self, known: jax.Array) -> jax.Array:
-        """Return which draws `[B]` are meant, of those whose result is known.
+        """Return a mask of the unmasked draws with a known result, `[B]`.
 
-        The mask is one of draws. So steps `[B * T]` are meant if they are known.
+        The mask applies to draws, so for steps `[B * T]` the result is `known`.
         """
         if self.mask is None or self.mask.shape != known.shape:
             return known
         return known & self.mask
 
     def ahead(self, slots: jax.Array, count: jax.Array, leaf: int) -> Ahead:
-        """Request one number of each row, and of the `count` rows after the row: `[B]` each."""
+        """Request a scalar leaf of each of `[B]` rows, and of the `count` rows after each."""
         return Ahead(slots, count, leaf)
 
     def steps_to_end(self, slots: jax.Array) -> jax.Array:
         """Count the stored rows of the episode after each of `[B]` rows.
 
-        The count stops at an end of either kind, at the newest row, and before a removed row or a
-        dummy.
+        The count stops at an end of either kind, at the newest row, and before a removed row.
 
         Returns:
             int32 `[B]`. O(B longest) reads of a byte.
@@ -221,11 +220,11 @@ class Reader:
         return self.record(episode.remaining(self.ring, slots))
 
     def steps_since_start(self, slots: jax.Array) -> jax.Array:
-        """Count the rows of the episode before each of `[B]` rows, as `steps_to_end` does."""
+        """Count the rows of the episode before each of `[B]` rows; see `steps_to_end`."""
         return self.record(episode.elapsed(self.ring, slots))
 
     def check_lane(self, what: str, steps: int) -> None:
-        """Refuse more steps than any lane has room for."""
+        """Refuse more steps than a lane has."""
         if steps > self.ring.lane_length:
             raise ValueError(
                 f"fbuf.{self.view}: {what} {steps} steps, but a lane of this buffer has room for "

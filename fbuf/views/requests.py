@@ -1,4 +1,4 @@
-"""Wanted rows: a view requests them in its first half, and gets them in its second.
+"""Requests of rows: made by the first half of a view, answered for its second half.
 
 The first half of a view runs beside the flags and the sampler's index, and requests rows. The
 second half builds the result. Between the two halves the rows are read, from memory or from disk.
@@ -35,11 +35,11 @@ class Source(Protocol):
         ...
 
     def steps(self, ahead: Ahead) -> Callable[[jax.Array], jax.Array]:
-        """Return a function that reads `CHUNK` rows from a step on: a leaf `[B, CHUNK]`."""
+        """Return a function that reads `CHUNK` rows, given the first step: a leaf `[B, CHUNK]`."""
         ...
 
     def record(self, read: jax.Array) -> None:
-        """Keep a result that was made with `steps`."""
+        """Record a result of `steps`."""
         ...
 
 
@@ -48,7 +48,7 @@ class Wanted(abc.ABC):
 
     @abc.abstractmethod
     def read(self, source: Source) -> Any:
-        """Read the rows, in the form for the second half of a view."""
+        """Read the rows, as the second half of a view gets them."""
 
 
 @pytree
@@ -103,7 +103,7 @@ class Ahead(Wanted):
     leaf: int = dataclasses.field(metadata={"static": True})
 
     def read(self, source: Source) -> Stretch:
-        """Return the stretch, which reads its rows later, in `fold_back`."""
+        """Return the stretch, which reads its rows only in `fold_back`."""
         return Stretch(self.count, source.steps(self), source.record)
 
 
@@ -113,8 +113,8 @@ class Stretch:
 
     Attributes:
         count: int32 `[B]`; the number of rows after the first.
-        chunk: Reads a chunk from a step on.
-        record: Keeps a read.
+        chunk: Reads the chunk that begins at a step.
+        record: Records a read.
     """
 
     count: jax.Array
@@ -124,11 +124,11 @@ class Stretch:
     def fold_back(
         self, add: Callable[[jax.Array, jax.Array, jax.Array], jax.Array], start: jax.Array
     ) -> jax.Array:
-        """Go through the rows, from the last chunk to the first.
+        """Fold over the rows, from the last chunk to the first.
 
         Args:
             add: Called with the result so far, the numbers of the steps, int32 `[CHUNK]`, and the
-                leaf at these steps, `[B, CHUNK, *shape]`. Behind `count` it is that of some row.
+                leaf at these steps, `[B, CHUNK, *shape]`. Behind `count` it is the leaf of any row.
             start: The result before the last chunk, `[B]`.
         """
         number = jnp.arange(CHUNK, dtype=jnp.int32)

@@ -66,8 +66,8 @@ class ReturnToGo(View[ReturnToGoStep[Any]]):
             must be one real number, of shape `[]` or `[1]`. It is summed up in float32.
         fields: As for `fbuf.Item`: the fields of the row to gather.
 
-    Cost: O(B L) reads of a reward and a flag. L is the longest way in the batch from a drawn row to
-    the end of its episode.
+    Cost: O(B L) reads of a reward and a flag. L is the longest distance in the batch from a drawn
+        row to the end of its episode.
 
     Raises:
         ValueError: If `gamma` is out of range. When traced, if the items have no such fields, or if
@@ -112,13 +112,13 @@ class ReturnToGo(View[ReturnToGoStep[Any]]):
     def build(self, layout: Layout, rows: dict[str, Any], seen: Any) -> Reading:
         """Sum up the rewards, backwards."""
         count, flags, mask = seen
-        # From Python's floats: powers of a rounded gamma would be less exact.
+        # Computed from Python floats: powers of a rounded gamma would be less exact.
         factor = jnp.asarray(float(self.gamma) ** np.arange(CHUNK), jnp.float32)
         beyond = jnp.float32(float(self.gamma) ** CHUNK)
 
         def add_chunk(total: jax.Array, number: jax.Array, reward: jax.Array) -> jax.Array:
             gained = reward.reshape(reward.shape[:2]).astype(jnp.float32)
-            # Where there is no step there may be no number either: 0 * nan would not be 0.
+            # An invalid step may hold NaN, and 0 * nan is not 0.
             gained = jnp.where(number[None] <= count[:, None], gained * factor[None], 0)
             return gained.sum(axis=1) + beyond * total
 

@@ -1,4 +1,4 @@
-"""Stored rows: the source of rows that lie in the buffer itself."""
+"""The source of rows in the buffer itself."""
 
 from __future__ import annotations
 

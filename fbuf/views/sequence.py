@@ -29,13 +29,13 @@ class SequenceSteps(Generic[Item, ArrayT]):
     Attributes:
         item: The steps as you added them; leaves `[B, T, ...]`, zeros where `valid` is False.
         valid: bool `[B, T]`: there is such a step.
-        loss_mask: bool `[B, T]`: the step is valid, and one of the `length` steps to learn from.
-        is_first: bool `[B, T]`: the step is known to be the first of an episode. With
-            `boundary="cross"` also the first step behind an end, whether or not its episode began
-            there.
+        loss_mask: bool `[B, T]`: the step is valid, and one of the `length` steps of the loss.
+            is_first: bool `[B, T]`: the step is known to be the first of an episode. With
+            `boundary="cross"`, every first step behind an end is True, even if the episode began
+            earlier.
         state: The field `state` of the first step only, leaves `[B, ...]`; None if you name none.
-        next_observation: The observation that each step led to: a tree like the field `next_of`,
-            leaves `[B, T, ...]`, zeros where `valid` is False. None if you name no `next_of`.
+        next_observation: The next observation of each step: a tree like the field `next_of`, leaves
+            `[B, T, ...]`, zeros where `valid` is False. None if you name no `next_of`.
         time_major: Whether time is the first axis; static.
 
     With `time_major=True` all but `state` are `[T, B, ...]`.
@@ -56,13 +56,13 @@ class SequenceSteps(Generic[Item, ArrayT]):
     valid: ArrayT
     """bool `[B, T]`: there is such a step."""
     loss_mask: ArrayT
-    """bool `[B, T]`: the step is valid, and one of the `length` steps to learn from."""
+    """bool `[B, T]`: the step is valid, and one of the `length` steps of the loss."""
     is_first: ArrayT
     """bool `[B, T]`: the step is known to be the first of an episode."""
     state: Any
     """The field `state` of the first step only, leaves `[B, ...]`."""
     next_observation: Any = None
-    """The observation that each step led to."""
+    """The next observation of each step."""
     time_major: bool = dataclasses.field(default=False, metadata={"static": True})
     """Whether time is the first axis."""
 
@@ -74,28 +74,29 @@ class Sequence(View[SequenceSteps[Any]]):
     `Sample.terminated` and `.truncated` are `[B, T]`, and False where `valid` is False.
 
     Attributes:
-        length: The number of steps to learn from, at least 1.
+        length: The number of steps of the loss, at least 1.
         burn_in: The number of steps before them that only warm up a recurrent state.
         bootstrap: The number of steps after them that only serve for targets.
         boundary: The behaviour at the end of an episode. With `"stop"` no sequence reaches an end:
             the sampler's `window` must be at least `burn_in + length + bootstrap`. With `"pad"`,
             steps after the end, and after the newest row, are not valid. With `"cross"` the
-            sequence goes on in the next episode, over the dummy between them, up to the newest row
-            or a removed row. Reset your recurrent state where `is_first` is True. `"pad"` and
-            `"cross"` need a sampler with a shorter window, because whole windows reach no end.
+            sequence continues in the next episode, over the dummy between them. It ends at the
+            newest row or before a removed row. Reset your recurrent state where `is_first` is True.
+            `"pad"` and `"cross"` need a sampler with a shorter window, because whole windows reach
+            no end.
         state: The name of a field to read at the first step only, such as a stored recurrent state.
             The item has it for all steps, too, unless `fields` leaves it out.
-        next_of: The name of the observation, as for `fbuf.init`. The view then reads the
-            observation that each step led to, also at an end and at the newest row. A sequence of
-            which one is lost is masked, as by `fbuf.Transition`. None reads none.
+        next_of: The name of the observation, as for `fbuf.init`. The view then reads the next
+            observation of each step, also at an end and at the newest row. A sequence with a lost
+            next observation is masked, as by `fbuf.Transition`. None reads no next observations.
         time_major: Return `[T, B, ...]` instead of `[B, T, ...]`, as recurrent networks take it.
         fields: As for `fbuf.Item`: the fields of the steps to gather.
 
-    The burn-in begins at the drawn row. So the first `burn_in` steps of an episode are not learned
-    from, as in R2D2, unless a sequence crosses into it from the episode before. Near the newest
+    The burn-in begins at the drawn row. So the loss leaves out the first `burn_in` steps of an
+    episode, as in R2D2, unless a sequence crosses into it from the episode before. Near the newest
     row, with `"pad"` and `"cross"`, `loss_mask` can be False throughout. Leave the priority of such
-    a row as it is, with `mask=loss_mask.any(axis=1)` for `fbuf.update_priority`.
-    `fbuf.targets` has targets of such steps, and says which are known.
+    a row as it is, with `mask=loss_mask.any(axis=1)` for `fbuf.update_priority`. `fbuf.targets` has
+    targets of such steps, and says which are known.
 
     Cost: O(B T) reads.
 
@@ -168,7 +169,7 @@ class Sequence(View[SequenceSteps[Any]]):
         return Request(wanted, (valid, loss_mask, is_first, flags, known))
 
     def build(self, layout: Layout, rows: dict[str, Any], seen: Any) -> Reading:
-        """Blank the steps that are not valid."""
+        """Zero the invalid steps."""
         valid, loss_mask, is_first, flags, known = seen
         item = jax.tree.map(lambda leaf: select(valid, leaf), rows["steps"])
         by_step = lambda leaf: select(valid, leaf.reshape(*valid.shape, *leaf.shape[1:]))
@@ -207,6 +208,6 @@ class Sequence(View[SequenceSteps[Any]]):
 def _begins(ring: Ring, slots: jax.Array, before: jax.Array, flags: jax.Array) -> jax.Array:
     """Return whether rows are known to be the first of an episode, by their flags: bool `[B]`."""
     after_end = before & NEXT_BEGINS > 0
-    # Before the oldest row there is none, or none any more. `Ring.begin_is_gone` would take longer.
+    # No row is stored before the oldest one. `Ring.begin_is_gone` would take longer.
     begins = jnp.where(ring.older(slots) > 0, after_end, ~ring.full(slots))
     return begins & (flags & CUT == 0)

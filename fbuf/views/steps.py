@@ -18,10 +18,9 @@ class Steps:
     Attributes:
         slots: int32, each in range.
         flags: uint8; the flags of the rows.
-        unbroken: bool; the row has been written, and neither the row nor one before it was removed.
-        same_episode: bool; besides, the row belongs to the same episode as the first.
-        before: uint8 `[B]`; the flags in the slot before the first; None if they were not
-            asked for.
+        unbroken: bool; the row has been written, and no row up to it was removed.
+        same_episode: bool; the row is unbroken, and in the same episode as the first one.
+        before: uint8 `[B]`; the flags in the slot before the first; None unless requested.
     """
 
     slots: jax.Array
@@ -36,11 +35,11 @@ def following(
 ) -> Steps:
     """Find the rows at `[B]` slots and the `steps - 1` stored rows after each.
 
-    With `over_dummies` the dummies of resets are passed over; without it they count as removed
-    rows. With `before` the flags before the first are read in one go with the others.
+    With `over_dummies` dummies are skipped; without it they count as removed rows. With `before`,
+    one read also gets the flags before the first row.
     """
     ring = reader.ring
-    # A dummy follows an end, so that at most every second row is one.
+    # A dummy follows an end, so at most every second row is a dummy.
     skips = over_dummies and ring.autoreset == "next_step"
     number = jnp.arange(-int(before), 2 * steps if skips else steps, dtype=jnp.int32)[None]
     newer = ring.newer(slots)[:, None]
@@ -77,7 +76,7 @@ def preceding(reader: Reader, slots: jax.Array, most: int) -> jax.Array:
 
 
 def _all_so_far(holds: jax.Array) -> jax.Array:
-    """Return whether a condition holds for each step and all steps before it, `[B, steps]`."""
+    """Return whether a condition holds up to each step, that step included: `[B, steps]`."""
     number = jnp.arange(holds.shape[1], dtype=jnp.int32)[None]
     first_not = jnp.min(jnp.where(holds, holds.shape[1], number), axis=1)
     return number < first_not[:, None]

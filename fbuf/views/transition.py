@@ -50,16 +50,16 @@ class Transition(View[TransitionStep[Any]]):
 
     The view reads the next observation from the following row. At the end of an episode, and at the
     newest row, it reads from a small store beside the rows. So each observation is stored once,
-    which halves the memory of a buffer of images, and every row has its next observation.
+    which halves the memory for images, and every row has its next observation.
 
     Make the buffer with `next_of`, and give `next_observation` to `fbuf.add`. If more episodes end
-    than the buffer has room for (`max_ends`), draws of the oldest of these last rows are masked.
-    Where `Sample.mask` is False, the next observation is the row's own. It has no discount here:
-    multiply a loss by `Sample.weight` or by the mask.
+    than `max_ends`, draws of the oldest of these last rows are masked. Where `Sample.mask` is
+    False, the next observation is the row's own. It has no discount here: multiply a loss by
+    `Sample.weight` or by the mask.
 
     Attributes:
-        next_of: The name of the observation, as for `fbuf.init`. None is the name that the buffer
-            was made with.
+        next_of: The name of the observation, as for `fbuf.init`. None is the `next_of` of the
+            buffer.
         fields: As for `fbuf.Item`: the fields of the row to gather.
 
     Cost: O(B) reads.

@@ -68,8 +68,8 @@ class Window(View[WindowStep[Any]]):
         fields: As for `fbuf.Item`: the fields to gather; those with offsets must be among them.
 
     Learn from a step of a field where `valid` is True. Where `Sample.mask` is False, no step is
-    valid, and `"repeat"` gives the row itself. The next observation that a buffer with
-    `next_of` keeps is no step: offsets end at the last row of the episode.
+    valid, and `"repeat"` gives the row itself. A kept next observation (`next_of`) is no step:
+    offsets end at the last row of the episode.
 
     Cost: O(B n) reads of a field with `n` offsets, and O(B span) bytes of flags.
 
@@ -114,13 +114,13 @@ class Window(View[WindowStep[Any]]):
         check.names("Window", "fields", self.fields)
 
     def request(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Request:
-        """Request each field at its offsets, no further than the episode reaches."""
+        """Request each field at its offsets within the episode."""
         every = [offset for _, offsets in self._pairs for offset in (0, *offsets)]
         reader.check_lane("offsets span", max(every) - min(every) + 1)
         steps = following(reader, slots, max(every) + 1)
         after = jnp.sum(steps.same_episode, axis=1, dtype=jnp.int32)[:, None] - 1
         before = preceding(reader, slots, -min(every))[:, None]
-        if reader.mask is not None:  # a masked draw has its own row at every offset
+        if reader.mask is not None:  # a masked draw repeats its own row
             meant = reader.mask[:, None]
             before, after = select(meant, before), select(meant, after)
         windows, others = self._leaves(reader.layout)
@@ -156,24 +156,24 @@ class Window(View[WindowStep[Any]]):
         return self.offsets
 
     def _leaves(self, layout: Layout) -> tuple[dict[str, list[int]], list[int]]:
-        """Return the numbers of the leaves of each window, and of the others."""
+        """Return the numbers of the leaves of each window, and of all other leaves."""
         item = jax.tree.leaves(layout.numbers("Window", self.fields))
         windows: dict[str, list[int]] = {}
         taken: set[int] = set()
         for name, _ in self._pairs:
-            found = jax.tree.leaves(layout.find("Window", "offsets", name))
-            if not set(found) <= set(item):
+            of_field = jax.tree.leaves(layout.find("Window", "offsets", name))
+            if not set(of_field) <= set(item):
                 raise ValueError(
                     f"fbuf.Window: fields leaves out {name!r}, which has offsets; add it to "
                     "fields, or leave out its offsets"
                 )
-            if taken & set(found):
+            if taken & set(of_field):
                 raise ValueError(
                     f"fbuf.Window: offsets[{name!r}] overlaps with another field; name each field "
                     "once, or its parts"
                 )
-            taken |= set(found)
-            windows[name] = found
+            taken |= set(of_field)
+            windows[name] = of_field
         return windows, [leaf for leaf in item if leaf not in taken]
 
 
@@ -185,7 +185,7 @@ def _checked(given: Any) -> Offsets:
             "fbuf.Window: offsets must be a dict of fields and their offsets, such as "
             f'{{"action": range(16)}}, got {given!r}'
         )
-    found: dict[str, tuple[int, ...]] = {}
+    by_name: dict[str, tuple[int, ...]] = {}
     for name, offsets in pairs:
         check.name("Window", "offsets", name)
         if isinstance(offsets, str) or not isinstance(offsets, Iterable):
@@ -197,5 +197,5 @@ def _checked(given: Any) -> Offsets:
         checked = [check.integer("Window", each, n, check.LONGEST, -check.LONGEST) for n in offsets]
         if not checked:
             raise ValueError(f"fbuf.Window: {each} must have at least one offset, got none")
-        found[name] = tuple(checked)
-    return tuple(sorted(found.items()))
+        by_name[name] = tuple(checked)
+    return tuple(sorted(by_name.items()))

@@ -91,7 +91,7 @@ def by_halves(make: Callable[..., jax.Array], source: Any, *batch: jax.Array) ->
 
     Args:
         make: Gathers something for each entry of a batch, or for some of its entries.
-        source: The array to gather from, or a tree of arrays.
+        source: The array, or a tree of arrays.
         batch: `[B]` each, of at least one entry.
 
     Returns:
@@ -182,7 +182,7 @@ def in_room(made: jax.Array, known: jax.Array, axis: int = 0) -> jax.Array:
 
 
 def is_large(size: int, dtype: jnp.dtype) -> bool:
-    """Tell whether this many numbers are more than a core's own cache has room for."""
+    """Tell whether this many numbers exceed the cache of a core."""
     return size * dtype.itemsize > _CACHED
 
 
@@ -275,7 +275,7 @@ def by_entries(
         sources: Other arrays of the buffer, which the turns read.
         batch: `[B]` each, of at least one entry.
         shared: Numbers that are the same for all buffers.
-        count: The number of entries to take turns for; with several buffers, and by default, all.
+        count: The number of entries of the loop; with several buffers, and by default, all.
     """
 
     @jax.custom_batching.custom_vmap

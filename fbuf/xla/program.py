@@ -51,13 +51,13 @@ class Instruction:
 
     Attributes:
         name: Its name.
-        computation: The name of the computation that it stands in.
+        computation: The name of its computation.
         arrays: Those of its result.
         opcode: Its kind.
         operands: The names of its operands.
-        fused: The computation that a fusion is made of.
-        branches: The computations that a `conditional` chooses between.
-        path: The functions of JAX that it comes from, such as `jit(step)/vmap()/select_n`. XLA
+        fused: The computation inside a fusion.
+        branches: The branches of a `conditional`.
+        path: The functions of JAX behind it, such as `jit(step)/vmap()/select_n`. XLA
             gives none to what it adds by itself.
     """
 

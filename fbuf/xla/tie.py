@@ -23,7 +23,7 @@ from fbuf.xla.platform import by_platform
 def tie(value: jax.Array, *reads: Any) -> jax.Array:
     """Return `value`, known only once all reads have been made.
 
-    Tie the slots that you write to, before you write:
+    Tie the slots of a write, before the write:
 
         old = index[slots]
         slots = tie(slots, old)

@@ -52,7 +52,7 @@ _SIGNS = {"select": Cause.SELECT, "convert": Cause.DTYPE, "broadcast": Cause.FIL
 """Causes by the kind of instruction."""
 
 _NEEDS_THE_OLD = frozenset((Cause.SELECT, Cause.LOOP, Cause.DTYPE))
-"""Causes for which XLA also copies the array that an instruction works on."""
+"""Causes for which XLA also copies the operand of an instruction."""
 
 
 class Whole(NamedTuple):
@@ -66,7 +66,7 @@ def written_whole(program: Program, arrays: Iterable[Array]) -> list[Whole]:
     """List the instructions that compute every entry of one of these arrays."""
     wanted = frozenset(arrays)
     everything = list(program.on_their_own())
-    found = [
+    written = [
         (array, of.computation, _sign(computing))
         for of in everything
         for at, array in enumerate(of.arrays)
@@ -74,8 +74,8 @@ def written_whole(program: Program, arrays: Iterable[Array]) -> list[Whole]:
         for computing in (program.computing(of, at),)
         if not _keeps(of, computing)
     ]
-    near = {(array, place): cause for array, place, cause in found if cause in _NEEDS_THE_OLD}
-    copied = {(array, place) for array, place, cause in found if cause is None}
+    near = {(array, place): cause for array, place, cause in written if cause in _NEEDS_THE_OLD}
+    copied = {(array, place) for array, place, cause in written if cause is None}
     branching = [of for of in everything if of.opcode == "conditional"]
     split = {
         (array, place)
@@ -87,7 +87,7 @@ def written_whole(program: Program, arrays: Iterable[Array]) -> list[Whole]:
     causes = dict.fromkeys(split, Cause.BRANCH) | near
     return [
         Whole(array, cause or causes.get((array, place), Cause.ORDER))
-        for array, place, cause in found
+        for array, place, cause in written
     ]
 
 
@@ -99,7 +99,7 @@ def _keeps(instruction: Instruction, computing: Instruction) -> bool:
 
 
 def _sign(computing: Instruction) -> Cause | None:
-    """Return the cause that an instruction itself shows: None for a copy."""
+    """Return the cause of a whole write, from the instruction alone: None for a copy."""
     if computing.opcode in ("copy", "copy-start"):
         return None
     cause = _SIGNS.get(computing.opcode, Cause.COMPUTED)

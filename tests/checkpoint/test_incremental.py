@@ -19,8 +19,7 @@ from test_save import files, same, seen
 from test_save_damage import rewritten
 
 import fbuf
-from fbuf.checkpoint import incremental, lineage, manifest
-from fbuf.checkpoint import seen as seen_checkpoints
+from fbuf.checkpoint import deletable, incremental, lineage, manifest
 from fbuf.host import HostStore
 
 pytestmark = pytest.mark.usefixtures("random_tags")
@@ -60,7 +59,7 @@ def saved(path, state, expect, **options):
 def restarted(monkeypatch):
     """As if the process had been started again."""
     monkeypatch.setattr(lineage, "_parents", {})
-    monkeypatch.setattr(seen_checkpoints, "_seen", {})
+    monkeypatch.setattr(deletable, "_heads", {})
     monkeypatch.setattr(incremental, "_warned", set())
 
 

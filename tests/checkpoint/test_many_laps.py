@@ -12,8 +12,7 @@ from support import meshes, restored
 from test_save import same, seen
 
 import fbuf
-from fbuf.checkpoint import lineage
-from fbuf.checkpoint import seen as seen_checkpoints
+from fbuf.checkpoint import deletable, lineage
 from fbuf.host import HostStore
 
 pytestmark = pytest.mark.filterwarnings("ignore:fbuf.load. the next observations of")
@@ -42,7 +41,7 @@ def step(number):
 def restarted(monkeypatch):
     """As if the process had been started again."""
     monkeypatch.setattr(lineage, "_parents", {})
-    monkeypatch.setattr(seen_checkpoints, "_seen", {})
+    monkeypatch.setattr(deletable, "_heads", {})
 
 
 @pytest.mark.first(1)

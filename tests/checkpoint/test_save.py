@@ -24,8 +24,7 @@ from support import restored
 from support.interrupt import interrupted
 
 import fbuf
-from fbuf.checkpoint import compact, lineage, manifest, signed_json, writer
-from fbuf.checkpoint import seen as known_there
+from fbuf.checkpoint import compact, deletable, lineage, manifest, signed_json, writer
 from fbuf.storage import tags
 
 SWEEP = pytest.mark.sweep
@@ -451,7 +450,7 @@ def test_another_run_keeps_its_checkpoints(tmp_path, monkeypatch):
     """A run that forgets to load does not delete the checkpoints of an earlier run."""
     fbuf.save(tmp_path, fbuf.add(fbuf.init(jnp.int32(0), 5), jnp.arange(3, dtype=jnp.int32)))
     there, empty = files(tmp_path), fbuf.init(jnp.int32(0), 5)
-    monkeypatch.setattr(known_there, "_seen", {})  # another process
+    monkeypatch.setattr(deletable, "_heads", {})  # another process
     for background in (False, True):
         with pytest.raises(fbuf.CheckpointError, match="number 1, that this process has neither"):
             fbuf.save(tmp_path, empty, background=background)
@@ -462,7 +461,7 @@ def test_another_run_keeps_its_checkpoints(tmp_path, monkeypatch):
     with pytest.raises(fbuf.CheckpointError, match="is of another buffer"):
         fbuf.save(tmp_path, empty)  # it knows what is there
     fbuf.save(tmp_path, state)
-    known_there._seen[tmp_path].remove(manifest.head(tmp_path, 3))
+    deletable._heads[tmp_path].remove(manifest.head(tmp_path, 3))
     with pytest.raises(fbuf.CheckpointError, match="number 3"):  # another one has saved since
         fbuf.save(tmp_path, state)
 

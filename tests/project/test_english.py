@@ -6,7 +6,7 @@ import pathlib
 import textwrap
 
 import pytest
-from support import english
+from support import english, english_sample
 
 LONG = " ".join(["word"] * (english.WORDS + 1))
 
@@ -192,3 +192,77 @@ def test_all_prose_is_read_once():
     places = [str(english.ROOT / folder) for folder in english.FOLDERS]
     found = [fault for file in english.files(places) for fault in english.faults(file)]
     assert not found, "\n".join(map(str, found))
+
+
+@pytest.fixture
+def strict(tmp_path, monkeypatch):
+    """Return a function for the reasons given for a module of `fbuf`, or at another path."""
+    monkeypatch.setattr(english, "ROOT", tmp_path)
+
+    def reasons(text: str, path: str = "fbuf/module.py") -> list[str]:
+        file = tmp_path / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        return [fault.why for fault in english.faults(file)]
+
+    return reasons
+
+
+@pytest.mark.parametrize(
+    ("sentence", "phrases"),
+    [
+        ("Return the slots, none twice.", ["none twice"]),
+        ("Return so many rows.", ["so many"]),
+        ("Refuse so many values that they fill the memory.", []),
+        ("Return the figures, as JSON has them.", ["as X has"]),
+        ("Find the rows as the sampler does.", ["as X has"]),
+        ("Save a buffer as `fbuf.save` does it.", ["as X has"]),
+        ("Wait as long as the thread has work.", []),
+        ("Return that of those rows.", ["that of those"]),
+        ("Return the rows that a view looks at the flags of.", ["ends in a preposition"]),
+        ("The file that rows are read from; a directory.", ["ends in a preposition"]),
+        ("Return the rows that it asked for.", []),
+        ("Go on, and so on.", []),
+    ],
+)
+def test_phrases_in_place_of_nouns(strict, sentence, phrases):
+    assert strict(f'"""{sentence}"""\n') == phrases
+    assert strict(f"# {sentence}\n") == phrases
+    assert not strict(f'raise ValueError("{sentence}")\n')
+    assert not strict(f'"""{sentence}"""\n', "tests/module.py")
+    assert not strict(f'"""{sentence}"""\n', english.LENIENT[0] + "module.py")
+
+
+@pytest.mark.parametrize("name", sorted(english.NAMES))
+def test_an_empty_name_of_a_result_lives_for_few_lines(strict, name):
+    module = "def function():\n    {0} = 1\n{1}    return {0}\n"
+    lines = "    print()\n" * (english.LINES - 1)
+    assert not strict(module.format(name, lines))
+    assert strict(module.format(name, lines + "    print()\n")) == [f"{name!r} for a result"]
+    assert not strict(module.format("rows", lines * 2))
+
+
+def test_lenient_files_exist():
+    for path in english.LENIENT:
+        assert (english.ROOT / path).exists(), path
+
+
+def test_a_sample_is_that_of_its_seed(monkeypatch, tmp_path):
+    (tmp_path / "fbuf").mkdir()
+    texts = "".join(
+        f'# comment {n}\n\nraise ValueError("one two three four five six {n}")\n"""D{n}."""\n'
+        for n in range(40)
+    )
+    (tmp_path / "fbuf" / "module.py").write_text(texts)
+    monkeypatch.setattr(english, "ROOT", tmp_path)
+    drawn = list(english_sample.sample(1))
+    assert drawn == list(english_sample.sample(1)) != list(english_sample.sample(2))
+    kinds = [kind for kind, _, _ in drawn]
+    assert {kind: kinds.count(kind) for kind in english_sample.SIZES} == english_sample.SIZES
+    assert len(set(drawn)) == len(drawn)
+    lines = texts.splitlines()
+    for kind, place, text in drawn:
+        line = lines[int(place.rpartition(":")[2]) - 1]
+        mark = {"comment": "# ", "error": "raise ValueError", "docstring": '"""'}[kind]
+        assert line.startswith(mark)
+        assert text in line

@@ -1,8 +1,11 @@
 """Find prose that has to be read twice: `python -m tests.support.english [PATH...]`.
 
 A docstring opens with a verb or the noun returned. No sentence of prose opens with a word of
-`OPENINGS`, and none has more than `WORDS` words. Prose is docstrings, comments, texts and pages:
-a text is any string of several words, such as the message of an error.
+`OPENINGS`, and no sentence has more than `WORDS` words. Prose is docstrings, comments, texts and
+pages: a text is any string of several words, such as the message of an error.
+
+In the files of `is_strict` no docstring or comment has a phrase of `PHRASES`, which stands for a
+noun. There no function keeps a result under a name of `NAMES` for more than `LINES` lines.
 """
 
 from __future__ import annotations
@@ -27,6 +30,31 @@ OPENINGS = frozenset(("Of", "What", "Who", "That", "Whatever", "Whoever"))
 FIRST = OPENINGS | {"How"}
 """A docstring does not open with these."""
 WORDS = 25
+PHRASES = {
+    "none twice": re.compile(r"\bnone twice\b"),
+    "so many": re.compile(r"\bso (?:many|much)\b(?! \w+ that\b)"),
+    "as X has": re.compile(
+        r"\b[Aa]s (?:\w+ ){1,3}(?:has|have|does|do)(?=[.,;:]|$| (?:it|them|so)\b)"
+    ),
+    "that of those": re.compile(r"\b(?:that|those) of (?:that|those)\b"),
+    "ends in a preposition": re.compile(
+        r"(?<!\basked )(?<!\blooked )(?<!\bwaited )(?<!\bwritten )"
+        r"\b(?:about|at|by|for|from|into|of|to|with)(?=[.,;:]|$)"
+    ),
+}
+"""The phrases, by name. "In", "on" and "over" may be adverbs, so they may end a clause."""
+NAMES = frozenset(("found", "given"))
+LINES = 10
+LENIENT = (
+    *(
+        f"adapters/fbuf_adapters/{folder}/"
+        for folder in ("flashbax", "pytorch", "sb3", "tensordict")
+    ),
+    *("adapters/fbuf_adapters/datasets/_buffers.py", "fbuf/dispatch/call.py"),
+    *("adapters/fbuf_adapters/gymnasium/_chunk_writer.py", "fbuf/dispatch/flat_state.py"),
+    *("fbuf/doctor/opened.py", "fbuf/host/reported.py", "fbuf/xla/rows.py"),
+)
+"""Files of `fbuf` and `adapters` that are still to be mended."""
 
 _SECTION = re.compile(
     r"(Args|Attributes|Returns|Raises|Yields|Faults|Examples?|Notes?|Costs?|References):"
@@ -36,7 +64,7 @@ _PART = re.compile(rf"[;:]\s+|{_END.pattern}")
 _ENTRY = re.compile(r"\**[\w.]+(?:, \**[\w.]+)*(?: \([^)]*\))?: ")
 _ITEM = re.compile(r"[-*•] |\d+\. ")
 _MARKUP = ("#", "|", "!!!", "???", "<", ":::", "![")
-_TEXT = 6
+TEXT = 6
 """A string of as many words is a text."""
 
 
@@ -131,13 +159,41 @@ def faults_of(
                 yield Fault(path, start, f"opens with {opening[1]!r}", sentence)
             if words(sentence) > WORDS:
                 yield Fault(path, start, f"{words(sentence)} words", sentence)
+            if is_strict(path) and split is sentences:
+                for phrase, pattern in PHRASES.items():
+                    if pattern.search(sentence):
+                        yield Fault(path, start, phrase, sentence)
+
+
+def is_strict(path: pathlib.Path) -> bool:
+    """Return whether a file must be free of `PHRASES` and of long-lived `NAMES`."""
+    inside = path.parts[:1] in (("fbuf",), ("adapters",))
+    return inside and path.suffix == ".py" and not path.as_posix().startswith(LENIENT)
+
+
+def of_names(path: pathlib.Path, tree: ast.AST) -> Iterator[Fault]:
+    """Yield the results that a function keeps under an empty name for too many lines."""
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        names = [node for node in ast.walk(function) if isinstance(node, ast.Name)]
+        for name in sorted(NAMES):
+            lines = [node.lineno for node in names if node.id == name]
+            stored = [
+                node.lineno for node in names if node.id == name and isinstance(node.ctx, ast.Store)
+            ]
+            if stored and max(lines) - min(stored) > LINES:
+                yield Fault(path, min(stored), f"{name!r} for a result", function.name)
 
 
 def of_python(path: pathlib.Path, source: str) -> Iterator[Fault]:
     """Yield the faults of a module: docstrings, texts and comments."""
     docstrings: set[ast.expr] = set()
     inside: set[ast.expr] = set()
-    for node in ast.walk(ast.parse(source)):
+    tree = ast.parse(source)
+    if is_strict(path):
+        yield from of_names(path, tree)
+    for node in ast.walk(tree):
         if isinstance(node, ast.Expr):
             docstrings.add(node.value)
         said = said_by(node) if isinstance(node, ast.expr) and node not in inside else None
@@ -146,10 +202,11 @@ def of_python(path: pathlib.Path, source: str) -> Iterator[Fault]:
         inside.update(child for child in ast.walk(node) if isinstance(child, ast.expr))
         if node in docstrings:
             yield from faults_of(path, node.lineno, inspect.cleandoc(said), docstring=True)
-        elif words(said) >= _TEXT and not is_code(said):
+        elif words(said) >= TEXT and not is_code(said):
             text = textwrap.dedent(said)
             yield from faults_of(path, node.lineno, text, split=parts)
-    yield from of_comments(path, source)
+    for line, comment in comments(source):
+        yield from faults_of(path, line, comment)
 
 
 def said_by(node: ast.expr) -> str | None:
@@ -175,19 +232,21 @@ def is_code(text: str) -> bool:
     return True
 
 
-def of_comments(path: pathlib.Path, source: str) -> Iterator[Fault]:
-    """Yield the faults of comments; lines one below the other are one comment."""
+def comments(source: str) -> Iterator[tuple[int, str]]:
+    """Yield the comments of a module, each with its first line; lines below it belong to it."""
     block: list[str] = []
     first, column = 0, -1
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             alone = not token.line[: token.start[1]].strip()
             goes_on = alone and token.start == (first + len(block), column)
+            if block and not goes_on:
+                yield first, "\n".join(block)
             if not (block and goes_on):
-                yield from faults_of(path, first, "\n".join(block))
                 block, first, column = [], token.start[0], token.start[1] if alone else -1
             block.append(re.sub(r"^#[:!]? ?", "", token.string))
-    yield from faults_of(path, first, "\n".join(block))
+    if block:
+        yield first, "\n".join(block)
 
 
 def faults(path: pathlib.Path) -> list[Fault]:

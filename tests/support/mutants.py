@@ -279,7 +279,7 @@ MUTANTS = [
     ),
     *of(
         "mesh/add.py",
-        ("return in_one_turn(change, shard, largest, given, number, known=shard.fault)[0]", "return change(shard, largest, given, number)[0]", "branch", ("test_branches.py", "mesh")),
+        ("return in_one_turn(change, shard, largest, new_rows, number, known=shard.fault)[0]", "return change(shard, largest, new_rows, number)[0]", "branch", ("test_branches.py", "mesh")),
     ),
     *of(
         "ops/sample.py",
@@ -477,7 +477,7 @@ MUTANTS = [
     ),
     *of(
         "mesh/load.py",
-        ('found._replace(state=cut_episodes(found.state))', 'found', "episode end", ("test_sharded_disk.py", "open_episodes")),
+        ('loaded._replace(state=cut_episodes(loaded.state))', 'loaded', "episode end", ("test_sharded_disk.py", "open_episodes")),
     ),
     *of(
         "dispatch/host_arrays.py",
@@ -772,7 +772,7 @@ MUTANTS = [
         ("(begin + steps >= at)", "(begin >= 0)", "seam", ("test_smallest.py", "next_one")),
         ("at = at // FANOUT + 1", "at = at // FANOUT", "seam", ("test_smallest.py", "next_one")),
         ("jnp.where(place > number,", "jnp.where(place >= number,", "seam", ("test_smallest.py", "next_one")),
-        ("jnp.where(found < 0, _first(everywhere == most), found)", "jnp.where(found < 0, 0, found)", "seam", ("test_smallest.py", "next_one")),
+        ("jnp.where(node < 0, _first(everywhere == most), node)", "jnp.where(node < 0, 0, node)", "seam", ("test_smallest.py", "next_one")),
     ),
     *of(
         "samplers/evict_lowest.py",
@@ -1107,7 +1107,7 @@ MUTANTS = [
         "views/any_row.py",
         ("promise_in_bounds\") & REMOVED == 0\n\n    def draw", "promise_in_bounds\") & 0 == 0\n\n    def draw", "mask", ANY_ROW),
         ("random_bits.below(words(turn), ring.count())", "random_bits.below(words(turn), live)", "count", ANY_ROW),
-        ("jnp.where(found, slots, draw(turn))", "draw(turn)", "mask", ANY_ROW),
+        ("jnp.where(done, slots, draw(turn))", "draw(turn)", "mask", ANY_ROW),
         ("random_bits.below(words(TURNS), live)", "random_bits.below(words(TURNS), live - 1)", "count", ANY_ROW),
         ("side=\"right\"", "side=\"left\"", "seam", ANY_ROW),
         ("ranks - (ends[head] - ring.stored[head])", "ranks - ends[head]", "seam", ANY_ROW),
@@ -1145,14 +1145,14 @@ MUTANTS = [
     ),
     *of(
         "checkpoint/incremental.py",
-        ("total + 2**32 * store.room, total)", "total, total)", "seam", ("test_many_laps.py", "every_lap")),
+        ("total + 2**32 * store.head_places, total)", "total, total)", "seam", ("test_many_laps.py", "every_lap")),
         ("np.maximum(past, live)", "past", "seam", ("test_many_laps.py", "every_lap")),
         ("np.maximum(past, live)", "live", "seam", ("test_many_laps.py", "every_lap")),
         ("if of.save_id in ids and of.config == config", "if of.config == config", "seam", ("test_incremental.py", "older_checkpoint or two_buffers")),
         ("if of.save_id in ids and of.config == config", "if of.save_id == save_id and of.config == config", "seam", ("test_incremental.py", "by_turns or failed")),
         ("if of.save_id in ids and of.config == config", "if of.save_id in ids", "seam", ("test_incremental.py", "sampler")),
         ("manifest.readable(folder, numbers if ids else ())", "manifest.readable(folder, numbers[:-1])", "seam", ("test_incremental.py", "restart")),
-        ("total = (1 + lap % 2**32) * store.room + at", "total = store.room + at", "next observations", ("test_save.py", "every_save or ends")),
+        ("total = (1 + lap % 2**32) * store.head_places + at", "total = store.head_places + at", "next observations", ("test_save.py", "every_save or ends")),
         ("return np.flatnonzero(changed & older)", "return np.flatnonzero(changed & ~changed)", "read", ("test_save.py", "every_save")),
         ("    if folder not in _warned:\n", "    if folder in _warned:\n", "seam", ("test_incremental.py", "told_so")),
         ("        _warned.add(folder)\n", "", "seam", ("test_incremental.py", "told_so")),
@@ -1165,9 +1165,9 @@ MUTANTS = [
         ("    cursor[3] = save_id\n", "", "seam", ("test_incremental.py", "returned_one")),
     ),
     *of(
-        "checkpoint/seen.py",
+        "checkpoint/deletable.py",
         ("    if unknown:\n", "    if False:\n", "seam", ("test_save.py", "another_run")),
-        ("_seen.get(folder, set()) & set(heads)", "_seen.get(folder, set())", "seam", ("test_save.py", "put_back")),
+        ("_heads.get(folder, set()) & set(heads)", "_heads.get(folder, set())", "seam", ("test_save.py", "put_back")),
     ),
     *of(
         "checkpoint/other_run.py",
@@ -1182,7 +1182,7 @@ MUTANTS = [
         "checkpoint/signed_json.py",
         ("        if newest == _LAST:\n", "        if False:\n", "gate", ("test_foreign_checkpoints.py", "last_number")),
         ("        self._require_readable(body, content, version, parse)\n", "", "gate", ("test_foreign_checkpoints.py", "than_is_read")),
-        ('            return b""  # no line of a manifest\n', "            raise\n", "gate", ("test_foreign_checkpoints.py", "no_plain_file_is_damage")),
+        ('            return b""  # not a line of a manifest\n', "            raise\n", "gate", ("test_foreign_checkpoints.py", "no_plain_file_is_damage")),
     ),
     *of(
         "ops/remade.py",
@@ -1215,7 +1215,7 @@ MUTANTS = [
     *of(
         "runtime/interrupts.py",
         ("            self.waiting.append((self.handler, number, frame))\n", "            self.handler(number, frame)\n", "order", ("test_save.py", "ctrl_c")),
-        ("                if handler.waiting is not None:  # the block around this one has it wait\n", "                if False:\n", "order", ("test_datasets.py", "within_an_add")),
+        ("                if handler.waiting is not None:  # the outer block defers it\n", "                if False:\n", "order", ("test_datasets.py", "within_an_add")),
     ),
     *of(
         "checkpoint/files.py",
@@ -1224,7 +1224,7 @@ MUTANTS = [
     ),
     *of(
         "checkpoint/writer.py",
-        (' and not config.is_unknown(found.config["item"])', "", "seam", ("test_replay_buffer.py", "before_the_first_row")),
+        (' and not config.is_unknown(newest.config["item"])', "", "seam", ("test_replay_buffer.py", "before_the_first_row")),
         ("        files.sync(folder)\n", "", "order", ("test_save_crash.py", "moment")),
         ("            save_id=save_id,\n", "            save_id=carried,\n", "seam", ("test_incremental.py", "returned_one")),
         ("rewrites=base is None and newest is not None and _is_wasteful(newest, described),", "rewrites=base is None and newest is not None,", "seam", ("test_incremental.py", "nobody")),
@@ -1283,7 +1283,7 @@ MUTANTS = [
     *of(
         "mesh/load.py",
         ("if (said != said[0]).any():", "if False:", "read", ("test_sharded_processes.py", "itself")),
-        ("if all_have(failure is None, alone) and found is not None:", "if found is not None:", "read", ("test_sharded_processes.py", "cannot_read")),
+        ("if all_have(failure is None, alone) and loaded is not None:", "if loaded is not None:", "read", ("test_sharded_processes.py", "cannot_read")),
     ),
     *of(
         "checkpoint/sharded_manifest.py",
@@ -1328,7 +1328,7 @@ MUTANTS = [
     ),
     *of(
         "doctor/picture.py",
-        (" and not given.any()", " and False", "probability", ("test_picture.py", "any_sampler")),
+        (" and not stored.any()", " and False", "probability", ("test_picture.py", "any_sampler")),
     ),
     *of(
         "doctor/leaves.py",
@@ -1537,7 +1537,7 @@ MUTANTS = [
     ),
     *of(
         f"{DATASETS}/_continuity.py",
-        ("found[rows] &= _alike(last, here[:1], found[rows])", "pass", "seam", ("test_datasets_ends.py", "jump_is or rounding")),
+        ("continued[rows] &= _alike(last, here[:1], continued[rows])", "pass", "seam", ("test_datasets_ends.py", "jump_is or rounding")),
         ("if max(shares) == 1 and min(shares) < 0.5:", "if False:", "episode end", ("test_datasets_ends.py", "rounding")),
         (" and min(shares) < 0.5:", ":", "episode end", ("test_datasets_ends.py", "grid")),
         ("    return 4 * eps * np.maximum(", "    return 0.0 * np.maximum(", "episode end", ("test_datasets_ends.py", "rounding")),
@@ -1569,7 +1569,7 @@ MUTANTS = [
     ),
     *of(
         f"{DATASETS}/_npz_members.py",
-        ("            self._open()  # anew", "            pass  # anew", "seam", ("test_datasets_ends.py", "jump_is")),
+        ("            self._open()  # reopened", "            pass  # anew", "seam", ("test_datasets_ends.py", "jump_is")),
         ("            if declared != there:\n", "            if False:\n", "gate", ("test_foreign_files.py", "takes_no_memory")),
         ("                foreign_files.require_size(declared, size)\n", "", "gate", ("test_foreign_files.py", "many_gigabytes")),
     ),
@@ -1817,11 +1817,11 @@ MUTANTS = [
     ),
     *of(
         "runtime/thread.py",
-        ("            with self._running:  # a join that was interrupted would not wait again\n                pass", "            self._thread.join()", "adapters", ("test_interrupts.py", "thread_is_waited")),
+        ("            with self._running:  # an interrupted join would not wait again\n                pass", "            self._thread.join()", "adapters", ("test_interrupts.py", "thread_is_waited")),
     ),
     *of(
         "../adapters/fbuf_adapters/gymnasium/_producer.py",
-        ("        return self._ended.wait(seconds)  # a join that was interrupted would say that it has", "        thread.join(seconds)\n        return not thread.is_alive()", "adapters", ("test_interrupts.py", "thread_is_waited")),
+        ("        return self._ended.wait(seconds)  # an interrupted join would claim that it has", "        thread.join(seconds)\n        return not thread.is_alive()", "adapters", ("test_interrupts.py", "thread_is_waited")),
     ),
     *of(
         "checkpoint/lock.py",
@@ -1855,7 +1855,7 @@ MUTANTS = [
     ),
     *of(
         "../adapters/fbuf_adapters/datasets/_fields.py",
-        ("    if field in leaves:  # an array: `observation.camera` is another field", "    if False:", "adapters", ("test_minari.py", "dot")),
+        ("    if field in leaves:  # a name inside an array is another field", "    if False:", "adapters", ("test_minari.py", "dot")),
     ),
     *of(
         "dispatch/parse.py",
@@ -1898,7 +1898,7 @@ MUTANTS = [
     ),
     *of(
         "runtime/batch_stream.py",
-        ("if self._context is not None:  # batches", "if False:  # batches", "adapters", ("test_buffers.py", "modes_of")),
+        ("if self._context is not None:  # the context", "if False:  # batches", "adapters", ("test_buffers.py", "modes_of")),
         ("self._unfinished if in_main and not self._waited else None", "self._unfinished if in_main else None", "adapters", ("test_host.py", "handler_that_asks")),
     ),
     *of(

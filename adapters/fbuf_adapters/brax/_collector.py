@@ -1,4 +1,4 @@
-"""Steps brax's environments, and adds what comes to a buffer."""
+"""A collector that steps brax's environments, and adds the steps to a buffer."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _FINAL = "final_observation"
 
 
 def _keep_final(env: Any) -> Any:
-    """Return the environment with the observations that resets replace, in its info."""
+    """Wrap the environment so that info keeps the observations before resets."""
     # brax is no extra of fbuf, so pyright may find neither it nor the type of its classes.
     from brax.envs.base import Wrapper  # pyright: ignore[reportMissingImports]
 
     class KeepFinal(Wrapper):  # pyright: ignore[reportUntypedBaseClass]
-        """Keeps the observation that the reset of the same step replaces."""
+        """A wrapper that keeps the observation before the reset of a step."""
 
         def reset(self, rng: jax.Array) -> Any:
             return _with_final(self.env.reset(rng))
@@ -45,7 +45,7 @@ class Collector(ScanCollector):
     Args:
         env: The environment as `brax.envs.get_environment` returns it, not wrapped for training.
         policy: As for gymnax: `policy(params, observation, key)`.
-        params: The weights to begin with.
+        params: The initial weights.
         num_envs: The number of environments.
         key: The random key of the environments and the policy.
         episode_length: The number of steps after which an episode is cut off.
@@ -109,7 +109,7 @@ class Collector(ScanCollector):
             return env_state, env_state.obs
 
         def step(key: jax.Array, env_state: Any, action: Any) -> Stepped:
-            del key  # brax's steps take none
+            del key  # brax's steps take no key
             after = whole.step(env_state, action)
             truncated = after.info["truncation"] == 1
             terminated = (after.done == 1) & ~truncated
@@ -119,4 +119,4 @@ class Collector(ScanCollector):
         super().__init__(reset, step, policy, params, num_envs, key, blank)
 
 
-Collector.__module__ = "fbuf_adapters.brax"  # where users find it
+Collector.__module__ = "fbuf_adapters.brax"  # its public module

@@ -1,4 +1,4 @@
-"""A buffer that hands out its rows in their order."""
+"""A buffer that returns its rows in order."""
 
 from __future__ import annotations
 
@@ -83,4 +83,4 @@ class Queue(ReplayBuffer[Any]):
         return self._batch_size
 
 
-Queue.__module__ = "fbuf_adapters.brax"  # where users find it
+Queue.__module__ = "fbuf_adapters.brax"  # its public module

@@ -19,7 +19,7 @@ Drawn = TypeVar("Drawn")
 
 
 class ReplayBuffer(abc.ABC, Generic[Drawn]):
-    """The methods that all buffers here share, as those of brax do.
+    """The common methods of all buffers of this package, as in brax.
 
     The object holds sizes alone; all rows are in the state. So one object serves any number of
     states, and its methods work under `jit`, `scan`, `vmap`, `pmap` and brax's `PmapWrapper` and
@@ -50,7 +50,7 @@ class ReplayBuffer(abc.ABC, Generic[Drawn]):
 
     def init(self, key: jax.Array) -> ReplayBufferState:
         """Return an empty buffer that draws by this key. All memory is allocated here."""
-        key = jnp.copy(key)  # to donate the state must not delete the key of the caller
+        key = jnp.copy(key)  # a donated state must not delete the caller's key
         register_with_flax(ReplayBufferState)
         buffer = fbuf.init(self._row, self._size, sampler=self._sampler)
         return ReplayBufferState(buffer, jnp.int32(0), key)
@@ -92,7 +92,7 @@ class ReplayBuffer(abc.ABC, Generic[Drawn]):
         return self.sample_internal(buffer_state)
 
     def check_can_insert(self, buffer_state: ReplayBufferState, samples: Any, shards: int) -> None:
-        """Refuse more rows than a buffer of each of these shards holds."""
+        """Refuse more rows than a shard holds."""
         rows = self._count(samples) // shards
         if rows > self._size:
             raise ValueError(
@@ -102,7 +102,7 @@ class ReplayBuffer(abc.ABC, Generic[Drawn]):
             )
 
     def check_can_sample(self, buffer_state: ReplayBufferState, shards: int) -> None:
-        """Refuse to read a batch that is not there, unless the state is traced."""
+        """Refuse to read more rows than are stored, unless the state is traced."""
         sizes = buffer_state.per_buffer(self.size)
         if isinstance(sizes, jax.core.Tracer) or not sizes.is_fully_addressable:
             return
@@ -150,8 +150,8 @@ class ReplayBuffer(abc.ABC, Generic[Drawn]):
         return buffer
 
     def _least(self) -> int:
-        """Return how many rows there must be for a batch."""
+        """Return the number of stored rows that a batch needs."""
         return 1
 
 
-ReplayBuffer.__module__ = "fbuf_adapters.brax"  # where users find it
+ReplayBuffer.__module__ = "fbuf_adapters.brax"  # its public module

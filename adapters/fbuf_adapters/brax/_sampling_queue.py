@@ -1,4 +1,4 @@
-"""Buffers that draw their batches: uniformly, or by priority."""
+"""Buffers that draw batches uniformly or by priority."""
 
 from __future__ import annotations
 
@@ -150,5 +150,5 @@ class PrioritizedSamplingQueue(_SamplingQueue[fbuf.Sample[Any, jax.Array]]):
         return buffer_state.replace(buffer=buffer)
 
 
-UniformSamplingQueue.__module__ = "fbuf_adapters.brax"  # where users find it
+UniformSamplingQueue.__module__ = "fbuf_adapters.brax"  # its public module
 PrioritizedSamplingQueue.__module__ = "fbuf_adapters.brax"

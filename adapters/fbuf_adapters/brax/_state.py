@@ -1,4 +1,4 @@
-"""The state of the buffers: the rows, the key, and the place where a queue is read."""
+"""The state of the buffers: the rows, the key, and the read position of a queue."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ReplayBufferState:
     key: jax.Array
 
     def replace(self, **changes: Any) -> ReplayBufferState:
-        """Return the state with other values in some of its fields."""
+        """Return the state with some fields replaced."""
         return dataclasses.replace(self, **changes)
 
     @property
@@ -43,7 +43,7 @@ class ReplayBufferState:
     def data(self) -> jax.Array:
         """The rows as brax lays them out: one matrix, oldest first, zeros behind the newest.
 
-        It is a copy, to look at: O(N) time and memory. All leaves of a row lie side by side, in
+        It is a copy for inspection: O(N) time and memory. All leaves of a row lie side by side, in
         one dtype, which rounds large integers; `fbuf.rows(state.buffer)` has them as they are.
         """
 
@@ -63,4 +63,4 @@ class ReplayBufferState:
 
 
 Holder.register(ReplayBufferState, lambda state, _: state.buffer)
-ReplayBufferState.__module__ = "fbuf_adapters.brax"  # where users find it
+ReplayBufferState.__module__ = "fbuf_adapters.brax"  # its public module

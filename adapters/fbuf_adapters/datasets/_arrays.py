@@ -41,14 +41,14 @@ def from_arrays(
             for just these rows, and for all last observations.
         terminated: `[N]` or `[N, 1]`, bools or numbers 0 and 1: the episode ended by itself at this
             row.
-        truncated: `[N]`, likewise: the episode was cut off after this row. False is nowhere, and
-            None is not known: a warning comes if an episode then is without an end. The last row of
-            all counts as truncated if it ends no episode.
+        truncated: `[N]`, likewise: the episode was cut off after this row. False means nowhere.
+            None means unknown: a warning comes if an episode then lacks an end. The last row of all
+            counts as truncated if it ends no episode.
         next_observation: The next observation of each row, leaves `[N, ...]`. None takes the field
             `next_observation` of `arrays`. Without this field the following row has the next
             observation. At ends of episodes the next observation is not known: views that return it
             mask truncated rows. Rows that terminated count, for a target needs no next observation
-            there. Their own observation stands in for it, and a warning counts these rows. Give
+            there. Their own observation is the placeholder, and a warning counts these rows. Give
             `next_observation` only with `next_of`, or if the item of `into` has a field of that
             name.
         **options: These arguments, which all loaders take.
@@ -82,9 +82,9 @@ def from_arrays(
     The buffer is the attribute `state` of the exception; a note counts the added rows. An episode
     of which only a part was added is truncated.
 
-    Cost: O(N log N) time. Beside the buffer, the memory of some ten chunks, each of 2**14 rows or
-    4 MiB, whichever is less. One program adds all chunks. Next observations, and what they are
-    compared with, are read twice.
+    Cost: O(N log N) time. Beside the buffer, the memory of some ten chunks, each of 2**14 rows or 4
+        MiB, whichever is less. One program adds all chunks. Next observations, and the observations
+        to compare, are read twice.
 
     Examples:
         >>> import fbuf, numpy as np

@@ -19,15 +19,15 @@ from fbuf_adapters.datasets._source import Block, RowFlags, Source
 
 _MOST_ROWS = 2**14
 _FEWEST_ROWS = 2**8
-_MOST_BYTES = 2**22  # larger chunks of images were slower: beside the buffer some ten are in memory
+_MOST_BYTES = 2**22  # larger chunks of images were slower; about ten are in memory
 
 
 def rows_at_once(specs: Iterable[Any], rows: int) -> int:
-    """Return how many rows to move at a time: a few sizes for all rows, fewer for wide rows.
+    """Return the number of rows to move at a time: one of a few sizes, smaller for wide rows.
 
     Args:
         specs: Shape and dtype of each leaf of a row.
-        rows: How many rows there are.
+        rows: The number of rows.
     """
     width = sum(math.prod(spec.shape) * np.dtype(spec.dtype).itemsize for spec in specs)
     most = max(min(_MOST_ROWS, _MOST_BYTES // max(width, 1)), 1)
@@ -42,7 +42,7 @@ class Chunk:
         items: The item's tree, leaves `[size, ...]`.
         next_observation: A tree like the field `next_of`; None for buffers without it.
         flags: The flags of the rows, bool `[size]`.
-        rows: How many rows there are; the others are padding.
+        rows: The number of rows; the rest is padding.
     """
 
     items: Any
@@ -66,7 +66,7 @@ def chunks(
     Args:
         source: The data set.
         blocks: Its rows.
-        buffer: The buffer that the chunks are added to.
+        buffer: The buffer for the chunks.
         stored: The leaves of a row, by name, in the order of the item's.
         size: The rows of a chunk.
         casts: The fields that may be cast.
@@ -83,7 +83,7 @@ def chunks(
         next_observation = tree_of(buffer.index.next_obs.rows.item, kept)
     flags = RowFlags(*np.zeros((4, size), np.bool_))
     shapes = {name: tuple(leaf.shape) for name, leaf in named(source.item).items()}
-    targets = [  # the field of next observations may be made of next values
+    targets = [  # a field of next observations may come from next values
         (leaf, name if name in shapes else f"observation{name.removeprefix(NEXT)}", name in shapes)
         for name, leaf in fields.items()
     ]
@@ -92,7 +92,7 @@ def chunks(
     counted = dict.fromkeys(("rows", "ends", "unknown", "stands_in"), 0)
 
     def place(ended: Array, at: int, row: int) -> str:
-        """Return the place of a row in words."""
+        """Return the place of a row as text."""
         number = episode + int(ended[: at + row].sum())
         return f"episode {number}, row {first + at + row} of the data set"
 
@@ -139,7 +139,7 @@ def chunks(
 
 
 def _array(at: str, block: Block, name: str, of_row: bool, shape: tuple[int, ...]) -> Array:
-    """Return an array of a block, its own or a following one; refuse another shape."""
+    """Return an array of a block, a field or a next value; refuse another shape."""
     called, leaves = ("fields", block.fields) if of_row else ("following", block.following)
     wanted = (len(block.flags.ended), *shape)
     got = np.shape(leaves[name]) if name in leaves else "none"

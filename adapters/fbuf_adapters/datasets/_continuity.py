@@ -24,20 +24,20 @@ def goes_on(
         observed: Leaves `[rows, ...]`, by name: the observations of the rows.
         following: Leaves `[rows, ...]`, by name: the next observations of the rows.
         asked: bool `[rows]`; for all other rows, and for the last one, the answer is False.
-        size: How many rows to read at a time.
+        size: The number of rows to read at a time.
     """
-    found = asked.copy()
-    found[-1:] = False
+    continued = asked.copy()
+    continued[-1:] = False
     for name, leaf in observed.items():
         last: Array | None = None  # the next observation of the row before the block
         for start, here, led in _blocks(leaf, following[name], size):
             if last is not None:
                 rows = slice(start - 1, start)
-                found[rows] &= _alike(last, here[:1], found[rows])
+                continued[rows] &= _alike(last, here[:1], continued[rows])
             rows = slice(start, start + len(here) - 1)
-            found[rows] &= _alike(led[:-1], here[1:], found[rows])
+            continued[rows] &= _alike(led[:-1], here[1:], continued[rows])
             last = led[-1:]
-    return found
+    return continued
 
 
 def _blocks(here: Any, led: Any, size: int) -> Iterator[tuple[int, Array, Array]]:
@@ -47,18 +47,18 @@ def _blocks(here: Any, led: Any, size: int) -> Iterator[tuple[int, Array, Array]
 
 
 def same(left: Array, right: Array) -> Array:
-    """Return whether elements are alike, apart from the sign of 0 and the bits of NaN."""
+    """Return whether elements are equal, apart from the sign of 0 and the bits of NaN."""
     return (left == right) | ((left != left) & (right != right))
 
 
 def _alike(left: Array, right: Array, asked: Array) -> Array:
-    """Return whether rows are alike but for a rounding: bool `[n]`; for the asked rows."""
+    """Return whether the asked rows are equal up to rounding: bool `[n]`."""
     if not len(left):
         return np.zeros(0, np.bool_)
     alike: Array = np.asarray(same(left, right).reshape(len(left), -1).all(axis=1))
     other = asked & ~alike
     if other.any() and all(jnp.issubdtype(array.dtype, jnp.floating) for array in (left, right)):
-        # Infinity less infinity is no number, and lies within no bound: `same` compares infinities.
+        # Infinity minus infinity is NaN, and within no bound: `same` compares infinities.
         with np.errstate(invalid="ignore", over="ignore"):
             apart = np.abs(left[other].astype(np.float64) - right[other].astype(np.float64))
             near = (apart <= _rounding(left, right, other)) | same(left[other], right[other])
@@ -67,11 +67,11 @@ def _alike(left: Array, right: Array, asked: Array) -> Array:
 
 
 def _rounding(left: Array, right: Array, rows: Array) -> Array:
-    """Return the largest distance of two roundings of one number.
+    """Return the bound for the distance of two roundings of one number.
 
     One of the two may have been stored in a coarse format. Then they may differ by half a step of
     that format. If both are fine, they may have been computed twice, and differ by a few steps.
-    Places on a grid are coarse in both, and lie further apart.
+    Coordinates of a grid are coarse in both, and further apart.
     """
     both = left, right
     for name in _COARSE:
@@ -89,7 +89,7 @@ def _rounding(left: Array, right: Array, rows: Array) -> Array:
 
 
 def _share(array: Array, name: str) -> float:
-    """Return the share of the numbers but 0 that a format holds: from 0 to 1."""
+    """Return the share of nonzero numbers that a format holds exactly: from 0 to 1."""
     numbers = array[(array != 0) & np.isfinite(array)]
     with np.errstate(over="ignore"):
         held = numbers.astype(jnp.dtype(name)).astype(array.dtype) == numbers

@@ -29,7 +29,7 @@ def from_d4rl(
     max_episode_steps: int | None = None,
     **options: Unpack[Options],
 ) -> Any:
-    """Load a flat HDF5 file, as D4RL has them, into a buffer.
+    """Load a flat HDF5 file of D4RL into a buffer.
 
     The file has `observations`, `actions`, `rewards` and `terminals`, and may have `timeouts` and
     `next_observations`, each with one axis of rows. Groups of arrays are dict spaces. Rows get the
@@ -37,7 +37,7 @@ def from_d4rl(
     `truncated`. Rewards and flags `[rows, 1]` are one number a row.
 
     Without `next_observations`, the following row has the next observation. At the end of an
-    episode nobody has it: the following row is of another episode. Views that return next
+    episode it is unknown: the following row is of another episode. Views that return next
     observations mask truncated rows. Rows that terminated count, with discount 0, and a warning
     counts these rows, see `from_arrays`.
 
@@ -50,8 +50,8 @@ def from_d4rl(
         into: As for `from_arrays`.
         infos: More fields to load: `"qpos"` is the file's `infos/qpos`.
         max_episode_steps: For a file without `timeouts`, at least 1: an episode that has not ended
-            after so many steps is truncated. Steps are counted from the row after a terminal; with
-            `next_observations`, from where they show that an episode begins.
+            after this many steps is truncated. Steps are counted from the row after a terminal;
+            with `next_observations`, from where they show that an episode begins.
         **options: As for `from_arrays`.
 
     Returns:
@@ -111,7 +111,7 @@ def _flat(where: str, file: Hdf5, infos: Sequence[str], steps: int | None) -> Fl
         called |= {NEXT + name: "next_observations" + name.replace(".", "/") for name in following}
     terminated = _flags(where, file, "terminals")
     cut = _flags(where, file, "timeouts") if file.has("timeouts") else np.zeros_like(terminated)
-    told = bool(cut.any())  # some files have timeouts that are False everywhere
+    told = bool(cut.any())  # timeouts are False everywhere in some files
     if told and steps is not None:
         raise DatasetError(
             f"{where}: the file has timeouts, so it says itself where episodes are truncated; "
@@ -128,7 +128,7 @@ def _flat(where: str, file: Hdf5, infos: Sequence[str], steps: int | None) -> Fl
 
 
 def _arrays(where: str, file: Hdf5, name: str, theirs: str) -> dict[str, Any]:
-    """Return the arrays of a field by name, not read yet."""
+    """Return the arrays of a field by name, without reading them."""
     if not file.has(theirs):
         raise DatasetError(
             f"{where}: the file has no {theirs!r}; it has {', '.join(file.names()) or 'nothing'}"

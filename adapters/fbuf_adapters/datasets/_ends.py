@@ -1,4 +1,4 @@
-"""The ends of episodes: those that a data set tells, and those that its rows show."""
+"""The ends of episodes, from the flags of a data set and from its rows."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from fbuf_adapters.datasets._fields import Array
 
 @dataclasses.dataclass(frozen=True)
 class Ends:
-    """The ends of episodes, as a data set tells them.
+    """The ends of episodes, as a data set gives them.
 
     Attributes:
         terminated: bool `[rows]`.
         truncated: bool `[rows]`.
-        told: Whether the data set tells where episodes are cut off, be it nowhere.
-        advice: The arguments to give if the data set tells too little; empty if it tells all.
+        told: Whether the data set says where episodes are cut off, even if nowhere.
+        advice: The arguments to give if the data set says too little; empty if it says all.
         limit: The most steps of an episode; None if it is not known.
     """
 
@@ -31,21 +31,21 @@ class Ends:
 def settle(ends: Ends, goes_on: Array | None) -> tuple[Array, list[str]]:
     """Find the ends of episodes, by the flags, the limit, and the rows themselves.
 
-    A row that does not go on in the next one is the end of an episode, whatever the flags say.
+    A row without a continuation in the next row ends an episode, whatever the flags say.
 
     Args:
-        ends: The ends that the data set tells.
+        ends: The ends from the data set.
         goes_on: bool `[rows]`; whether the next observation of a row is the observation of the
             following row. None if the rows do not show it.
 
     Returns:
-        bool `[rows]`, the rows after which an episode is truncated; and doubts to warn the caller
-        of, sentences without their end.
+        bool `[rows]`, the rows after which an episode is truncated; and warnings for the caller, as
+        sentences without a full stop.
     """
     terminated, truncated = ends.terminated, ends.truncated.copy()
     doubts: list[str] = []
     if ends.limit is not None:
-        # A task may go on after a terminal: then its steps are counted on.
+        # A task may continue after a terminal: then the count of its steps continues.
         anew = terminated | truncated if goes_on is None else ~goes_on
         limit = _limit(anew, ends.limit) & ~terminated
         if goes_on is not None and (over := limit & goes_on).any():
@@ -73,7 +73,7 @@ def settle(ends: Ends, goes_on: Array | None) -> tuple[Array, list[str]]:
 
 
 def _doubt(ends: Ends, truncated: Array, goes_on: Array | None) -> str:
-    """Return the advice if ends may be missing that nothing shows; else an empty string."""
+    """Return advice if ends may be missing unnoticed; otherwise an empty string."""
     ended = ends.terminated | truncated
     if not ended.any():
         return (
@@ -91,10 +91,10 @@ def _doubt(ends: Ends, truncated: Array, goes_on: Array | None) -> str:
 
 
 def _limit(anew: Array, limit: int) -> Array:
-    """Return the rows at which the limit is reached: bool `[rows]`.
+    """Return a mask of the rows at the limit: bool `[rows]`.
 
     Args:
-        anew: bool `[rows]`; the rows after which steps are counted from 0.
+        anew: bool `[rows]`; the rows after which the count of steps restarts.
         limit: The number of steps.
     """
     cut = np.zeros_like(anew)
@@ -128,7 +128,7 @@ def _of_jumps(jumps: Array) -> str:
 
 
 def _places(rows: Array) -> str:
-    """Return places in words that begin a sentence."""
+    """Return places as text, to begin a sentence."""
     found = np.flatnonzero(rows)
     first = ", ".join(map(str, found[:3].tolist()))
     if len(found) == 1:

@@ -18,17 +18,17 @@ _MARKS = {
     "d3rlpy": {"columns", "num_episodes"},
     "DreamerV3": {"is_first", "is_last"},
 }
-"""The names that files of a library have, and no others do."""
+"""The array names that identify the files of a library."""
 
 
 class DatasetError(ValueError):
     """A data set cannot be loaded or written as you asked.
 
     The message names the episode and the field where there is one, and says what to do. If rows
-    were added before, it has a note that says how many, and the buffer with them is in `state`.
+    were added before, a note gives their number, and `state` has the buffer.
 
     Attributes:
-        state: The buffer with the rows that were added before; None if none were. Any other
+        state: The buffer with the rows added before; None without such rows. Any other
             exception that ends a load, such as `KeyboardInterrupt`, gets the same attribute.
 
     Examples:
@@ -44,7 +44,7 @@ class DatasetError(ValueError):
     state: Any = None
 
 
-DatasetError.__module__ = "fbuf_adapters.datasets"  # where users find it
+DatasetError.__module__ = "fbuf_adapters.datasets"  # its public module
 
 
 def needed(where: str, name: str, extra: str = "datasets") -> Any:
@@ -52,7 +52,7 @@ def needed(where: str, name: str, extra: str = "datasets") -> Any:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if error.name != name.partition(".")[0]:  # the package is there, and lacks another one
+        if error.name != name.partition(".")[0]:  # the package lacks a dependency
             raise
         raise ImportError(f'{where} needs {name}: pip install "fbuf[{extra}]"') from error
 
@@ -65,7 +65,7 @@ def unreadable(
     Args:
         where: The function that was called.
         path: The file.
-        kind: The kind that the file should be of.
+        kind: The expected kind of the file.
         error: The exception that ended the load.
     """
     refused = any(isinstance(e, foreign_files.Refusal) for e in (error, error.__cause__))
@@ -80,7 +80,7 @@ def unreadable(
 
 
 def advice_on_names(names: Iterable[str]) -> str:
-    """Return advice for a file with arrays of these names; an empty string if there is none."""
+    """Return advice for a file with arrays of these names, or an empty string."""
     there = set(names)
     found = (library for library, marks in _MARKS.items() if marks <= there)
     library = next(found, None)
@@ -88,7 +88,7 @@ def advice_on_names(names: Iterable[str]) -> str:
 
 
 def advice_on_path(path: str | os.PathLike[str]) -> str:
-    """Return advice for a file or directory that cannot be read; an empty string if there is none.
+    """Return advice for an unreadable file or directory, or an empty string.
 
     Repositories have pointers in place of large files, until Git LFS gets the files.
     """

@@ -1,4 +1,4 @@
-"""The fields of rows by name, and the dtypes that they are stored as."""
+"""The fields of rows by name, and their stored dtypes."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def without(where: str, tree: Any, names: Iterable[str]) -> Any:
 
     Raises:
         TypeError: If `names` is one string.
-        DatasetError: If there is no such part, or if nothing would be left.
+        DatasetError: If a part does not exist, or if nothing would remain.
     """
     if isinstance(names, str):
         raise TypeError(f"{where}: drop must be a list of names, such as [{names!r}]")
@@ -100,7 +100,7 @@ def _without(tree: Any, first: str, *below: str) -> Any:
 
 def within(leaves: Mapping[str, Any], field: str) -> dict[str, Any]:
     """Return the leaves of a field, by their names."""
-    if field in leaves:  # an array: `observation.camera` is another field
+    if field in leaves:  # a name inside an array is another field
         return {field: leaves[field]}
     return {name: leaf for name, leaf in leaves.items() if name.startswith(f"{field}.")}
 
@@ -144,7 +144,7 @@ def squeezed(array: Any) -> Any:
 
 
 def refuse_foreign(where: str, name: str, array: Any) -> None:
-    """Refuse a value that NumPy would take for an array of another meaning."""
+    """Refuse a value that NumPy would convert to an array of another meaning."""
     if type(array).__module__.partition(".")[0] == "torch":
         raise DatasetError(f"{where}: {name} is a torch tensor; give {name}.numpy(force=True)")
     if isinstance(array, np.ma.MaskedArray):
@@ -172,7 +172,7 @@ def info_names(where: str, infos: Any, taken: Iterable[str]) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Casts:
-    """The fields that may be cast, as the caller has said.
+    """The allowed casts, from the caller.
 
     Raises:
         TypeError: If `given` is no dict.
@@ -198,7 +198,7 @@ class Casts:
                 ) from error
 
     def of(self, name: str) -> np.dtype[Any] | None:
-        """Return the dtype that a leaf may be cast to; the longest name counts."""
+        """Return the allowed dtype of a cast of a leaf, by the longest matching name."""
         fits = [key for key in self.given if name == key or name.startswith(f"{key}.")]
         return jnp.dtype(self.given[max(fits, key=len)]) if fits else None
 
@@ -234,7 +234,7 @@ class Casts:
             ) from None
 
     def _require_castable(self, name: str, before: np.dtype[Any], after: np.dtype[Any]) -> None:
-        """Refuse a cast that changes the meaning: floats stay floats, and integers are no bools."""
+        """Refuse a cast that changes the meaning, such as from float to integer, or from bool."""
         kinds = (jnp.bool_, jnp.integer, jnp.floating)
         ranks = [
             next((rank for rank, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind)), 9)
@@ -303,7 +303,7 @@ class Casts:
         return stored
 
     def _storable(self, name: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
-        """Return the dtype that JAX has for it: without 64-bit types, the one of 32 bits."""
+        """Return JAX's version of a dtype: with 32 bits, unless 64-bit types are on."""
         if not any(jnp.issubdtype(dtype, kind) for kind in (jnp.number, jnp.bool_)):
             raise DatasetError(
                 f"{self.where}: {name} is {dtype}, which cannot be stored; leave it out"
@@ -329,7 +329,7 @@ def flags(where: str, name: str, found: Any, episode: int | None = None) -> Arra
         )
     if array.dtype.kind not in "iuf":
         raise DatasetError(f"{where}: {of}{name} must be bools, or numbers 0 and 1")
-    bad = (array != 0) & (array != 1)  # NaN is neither
+    bad = (array != 0) & (array != 1)  # NaN is neither 0 nor 1
     if bad.any():
         row = int(np.argmax(bad))
         raise DatasetError(

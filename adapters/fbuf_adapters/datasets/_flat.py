@@ -15,7 +15,7 @@ from fbuf_adapters.datasets._fields import NEXT, Array, native, nested, spec, un
 from fbuf_adapters.datasets._source import Block, RowFlags, Source
 
 LAST = "last_observation"
-"""The name of the observations of `Last` in a data set."""
+"""The default name of the observations of `Last`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Last:
     Attributes:
         leaves: Leaves `[n, ...]`, named as by `under`: anything with `shape`, `dtype` and items.
         rows: int `[n]`; the numbers of the last rows of these episodes.
-        of: The field whose next values the observations are; None stands for any field.
+        of: The field of these observations; None means any field.
     """
 
     leaves: Mapping[str, Any]
@@ -34,7 +34,7 @@ class Last:
 
 
 class Flat(Source):
-    """Arrays of all rows, of which a part is read at a time.
+    """A source of arrays over all rows, read a part at a time.
 
     Args:
         where: The function that was called, for errors.
@@ -42,9 +42,9 @@ class Flat(Source):
         ends: The ends of episodes. The last row counts as truncated if it ends no episode.
         following: The next observations, named as by `under`; empty if the data set lacks them.
         last: The last observations of some episodes, for data sets without `following`.
-        asked: Whether the caller gave `following`, so that it must not be left out.
-        item: One row, if the names do not tell its tree.
-        called: The names that the data set has for fields, for errors.
+        asked: Whether `following` is from the caller, so that it must be used.
+        item: One row, if the names do not determine its tree.
+        called: The data set's own names of fields, for errors.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Flat(Source):
         return doubts
 
     def blocks(self, names: list[str], next_of: str | None, size: int) -> Iterator[Block]:
-        """Return the rows in order; see `Source`. The block before is in memory, too."""
+        """Return the rows in order; see `Source`. The previous block is also in memory."""
         if next_of is None and self._asked:
             raise DatasetError(
                 f"{self.where}: {NEXT} is given, and the buffer has no place for it; give "
@@ -128,9 +128,9 @@ class Flat(Source):
             yield before
 
     def _led_to(self, name: str, leaf: Array, part: slice, flags: RowFlags) -> Array:
-        """Return the next observations of a block; that of its last row only if it is stored.
+        """Return the next observations of a block; that of its last row only if stored.
 
-        A row's own observation stands in, because a network can be given it.
+        The placeholder is a row's own observation, which any network accepts.
         """
         if self._following:
             return native(self._following[name][part])
@@ -174,7 +174,7 @@ class Flat(Source):
         return self._called.get(name, name)
 
     def _join(self, before: Block, fields: dict[str, Array]) -> None:
-        """Give the last row of a block the next observation, unless an episode ended."""
+        """Set the next observation of the last row of a block, unless an episode ended."""
         if not self._following and not before.flags.ended[-1]:
             for name, leaf in before.following.items():
                 leaf[-1] = fields[name][0]

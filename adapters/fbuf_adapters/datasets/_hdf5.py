@@ -1,6 +1,6 @@
-"""HDF5 files, of which all that is read lies in the file itself.
+"""HDF5 files that never read another file.
 
-A file can name others: by links, and as the place of the bytes of an array. HDF5 follows them.
+A file can refer to others, by links and by external storage of arrays, and HDF5 follows them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fbuf.adapter_api import foreign_files
 from fbuf_adapters.datasets._errors import DatasetError, needed, unreadable
 
 _DEPTH = 16
-"""So many groups may lie in one another; a link may lead back to a group around it."""
+"""The most nested groups: a link may lead back to an outer group."""
 
 
 @contextlib.contextmanager
@@ -52,7 +52,7 @@ class Hdf5:
         self._h5py, self._file, self._size = h5py, file, size
 
     def names(self) -> list[str]:
-        """Return the names of what the file holds, as they can be printed."""
+        """Return the names in the file, in printable form."""
         return sorted(map(foreign_files.printable, self._file))
 
     def has(self, name: str) -> bool:
@@ -71,8 +71,8 @@ class Hdf5:
         """Return an array, or the dict of arrays of a group; nothing is read yet.
 
         Raises:
-            Refusal: If a part of it lies in another file, or is no array, or declares far more
-                bytes than the file has.
+            Refusal: If a part of it lies in another file, is no array, or declares far more bytes
+                than the file has.
         """
         return self._tree(self._walk(self._file, name, 0), 0)
 

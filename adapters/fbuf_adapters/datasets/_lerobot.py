@@ -101,7 +101,7 @@ def from_lerobot(
     ended = np.zeros_like(last) if terminated is None else _flag(where, fields, terminated)
     source = Flat(where, fields, Ends(ended, last & ~ended, True, ""), following={})
     drop = options.get("drop", ())
-    if decode is None and not isinstance(drop, str):  # they are left out already
+    if decode is None and not isinstance(drop, str):  # without `decode` they are already left out
         options["drop"] = tuple(name for name in drop if name not in metadata.videos)
     return load(source, into, **options)
 
@@ -120,7 +120,7 @@ def _episodes(where: str, count: int, given: Any) -> list[int]:
 
 
 def _fields(rows: Rows, decode: Callable[[VideoFrames], Any] | None) -> dict[str, Any]:
-    """Return the features as arrays, not read yet."""
+    """Return the features as arrays, without reading them."""
     fields: dict[str, Any] = {}
     if not len(rows.episode):
         return fields

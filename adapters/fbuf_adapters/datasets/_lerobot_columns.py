@@ -1,4 +1,4 @@
-"""Rows of LeRobot's parquet files, and their features, of which a part is read at a time."""
+"""Rows and features of LeRobot's parquet files, read a part at a time."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Rows:
         self._check(wanted)
 
     def read(self, name: str, part: slice) -> Iterator[Any]:
-        """Yield the arrays of pyarrow that make up a part of a column; their types may differ."""
+        """Yield the pyarrow arrays of a part of a column; their types may differ."""
         first = int(np.searchsorted(self._starts, part.start, "right")) - 1
         for (file, start, count), begin in zip(
             self._stretches[first:], self._starts[first:].tolist(), strict=False
@@ -69,7 +69,7 @@ class Rows:
             yield from self._read(file, name, slice(start + low, start + high))
 
     def at(self, row: int) -> str:
-        """Return the place of a row in words."""
+        """Return the place of a row as text."""
         return f"episode {self.episode[row]}, frame {self.frame[row]}"
 
     def _check(self, episodes: list[int]) -> None:
@@ -109,7 +109,7 @@ class Rows:
         )
 
     def _found(self, episodes: list[int]) -> list[tuple[pathlib.Path, int, int]]:
-        """Return where rows of episodes are: file, first row, and how many follow one another."""
+        """Return the runs of rows of the episodes: file, first row, and length."""
         data = self.metadata.data
         files = list(dict.fromkeys(data))
         numbers = {file: number for number, file in enumerate(files)}
@@ -154,7 +154,7 @@ class Rows:
 
 
 class Column(abc.ABC):
-    """A feature as an array; its first row tells the form of all rows."""
+    """A feature as an array; its first row determines the shape of all rows."""
 
     def __init__(self, rows: Rows, name: str) -> None:
         self._rows, self._where, self._name = rows, rows.where, name
@@ -186,8 +186,8 @@ class NumberColumn(Column):
             return narrow(joined, np.dtype(np.int32), exact=True)
         except Misfit as misfit:
             raise DatasetError(
-                f"{self._where}: {self._name} holds {misfit.value}, which int32 cannot hold; it "
-                "counts rows, and no buffer has so many: write the data set anew with LeRobot"
+                f"{self._where}: {self._name} holds {misfit.value}, which int32 cannot hold; "
+                "it counts rows, and no buffer has so many: write the data set anew with LeRobot"
             ) from None
 
     def _plain(self, values: Any, part: slice) -> Array:
@@ -212,7 +212,7 @@ class NumberColumn(Column):
 
 
 class ImageColumn(Column):
-    """A feature of images, which are files of their own within the parquet file."""
+    """A feature of images, each an image file inside the parquet file."""
 
     def __init__(self, rows: Rows, name: str) -> None:
         self._image = needed(rows.where, "PIL.Image", EXTRA)
@@ -223,7 +223,7 @@ class ImageColumn(Column):
 
     def __getitem__(self, part: slice) -> Array:
         """Decode some images."""
-        found: Array | None = None
+        pixels: Array | None = None
         images = (image for some in self._rows.read(self._name, part) for image in some.to_pylist())
         for row, image in enumerate(images, part.start):
             decoded = self._decoded(row, image)
@@ -233,11 +233,11 @@ class ImageColumn(Column):
                     f"{decoded.dtype} {decoded.shape}, and the first one is {self.dtype} "
                     f"{self.shape[1:]}; write the data set anew with images of one size"
                 )
-            if found is None:
-                found = np.empty((part.stop - part.start, *decoded.shape), decoded.dtype)
-            found[row - part.start] = decoded
-        assert found is not None
-        return found
+            if pixels is None:
+                pixels = np.empty((part.stop - part.start, *decoded.shape), decoded.dtype)
+            pixels[row - part.start] = decoded
+        assert pixels is not None
+        return pixels
 
     def _decoded(self, row: int, image: Any) -> Array:
         """Return the pixels, [height, width, channels]."""
@@ -265,7 +265,7 @@ class VideoColumn(Column):
 
     def __getitem__(self, part: slice) -> Array:
         """Decode some frames."""
-        found: Array | None = None
+        pixels: Array | None = None
         episode, frame = self._rows.episode[part], self._rows.frame[part]
         for places, frames in self._rows.metadata.video_frames(self._name, episode, frame):
             given = self._decode(frames)
@@ -279,8 +279,8 @@ class VideoColumn(Column):
                     f"{frames.path}, and returned {decoded.dtype} {decoded.shape}; return an "
                     "array [n, ...] with a frame for each number in frames.index"
                 )
-            if found is None:
-                found = np.empty((len(frame), *decoded.shape[1:]), decoded.dtype)
-            found[places] = decoded
-        assert found is not None
-        return found
+            if pixels is None:
+                pixels = np.empty((len(frame), *decoded.shape[1:]), decoded.dtype)
+            pixels[places] = decoded
+        assert pixels is not None
+        return pixels

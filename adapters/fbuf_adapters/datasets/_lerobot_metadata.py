@@ -1,6 +1,6 @@
-"""The metadata of a data set of LeRobot: episodes, tasks, and where each frame of a video is.
+"""The metadata of a data set of LeRobot: episodes, tasks, and the place of each video frame.
 
-Those of formats v3.0 and v2.1 are alike once they are read.
+The result is the same for formats v3.0 and v2.1.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _UNLIKE = (
     *(LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError),
     *(OSError, MemoryError),
 )
-"""The errors that metadata of another form can cause. Errors of pyarrow are among them."""
+"""The errors of malformed metadata, including those of pyarrow."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +59,7 @@ class VideoFrames:
 
 @dataclasses.dataclass(frozen=True)
 class Videos:
-    """Where the videos of a feature are.
+    """The places of the videos of a feature.
 
     Attributes:
         paths: The files.
@@ -125,7 +125,7 @@ class LeRobotMetadata:
     def video_frames(
         self, key: str, episode_index: Any, frame_index: Any
     ) -> Iterator[tuple[Array, VideoFrames]]:
-        """Yield where some frames are, one video file after another.
+        """Yield the places of some frames, one video file after another.
 
         Args:
             key: The feature, such as `"observation.images.top"`.
@@ -133,7 +133,7 @@ class LeRobotMetadata:
             frame_index: int `[n]`, from 0 to the length of the episode - 1.
 
         Yields:
-            int `[m]`, the places in the arguments; and the frames that belong there.
+            int `[m]`, indices into the arguments; and the frames for these.
 
         Raises:
             ValueError: If no video has this key, or if there is no such frame.
@@ -288,14 +288,14 @@ def _metadata(
 
 
 def _count(value: Any) -> int:
-    """Return a number of rows or files; refuse what is none."""
+    """Return a number of rows or files; refuse any other value."""
     if isinstance(value, bool) or int(value) != value or not 0 <= value < 2**31:
         raise ValueError(f"it has {value!r} where a number must be")
     return int(value)
 
 
 def _name(key: str) -> str:
-    """Return the name of a feature; refuse one that a terminal would obey."""
+    """Return the name of a feature; refuse control characters of a terminal."""
     if not key.isprintable() or len(key) > foreign_files.LONGEST:
         raise ValueError(f"a feature is called {foreign_files.printable(key)[:80]!r}")
     return key
@@ -329,7 +329,7 @@ def _new_episodes(where: str, root: pathlib.Path) -> list[Any]:
     """Return the episodes of format v3.0, of which many are in each file."""
     found: list[Any] = []
     for file in sorted((root / "meta" / "episodes").glob("*/*.parquet")):
-        # Statistics are most of the file.
+        # Statistics are the largest part of the file.
         found += _table(where, root, file, leave_out=("stats/", "tasks")).to_pylist()
     return found
 
@@ -356,7 +356,7 @@ def _lines(root: pathlib.Path, name: str, *, whole: bool = False) -> list[Any]:
 
 
 def _plain(root: pathlib.Path, file: pathlib.Path) -> pathlib.Path:
-    """Return a file of a data set that may be opened by its name."""
+    """Return a file of a data set, checked to be safe to open."""
     path = foreign_files.inside(root, file.relative_to(root).as_posix(), links=True)
     foreign_files.size(path)
     return path

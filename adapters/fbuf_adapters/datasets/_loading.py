@@ -80,12 +80,12 @@ def load(
         raise DatasetError(f"{where}: the data set has no rows")
     allowed = Casts(where, {} if casts is None else casts)
     item = without(where, source.item, drop)
-    found = named(item)
+    leaves = named(item)
     if into is None:
-        stored = allowed.stored(found, None)
+        stored = allowed.stored(leaves, None)
         size = rows_at_once(stored.values(), source.rows)
         doubts = [*source.settle(next_of or "observation", size)]
-        row = jax.tree.unflatten(jax.tree.structure(item), [stored[name] for name in found])
+        row = jax.tree.unflatten(jax.tree.structure(item), [stored[name] for name in leaves])
         ends = None if next_of is None else source.ends
         law = fbuf.Uniform() if sampler is None else sampler
         into = fbuf.init(row, source.rows, sampler=law, next_of=next_of, max_ends=ends)
@@ -100,21 +100,21 @@ def load(
                 )
         target = Target(where, into)
         wanted = named(target.item)
-        stored = allowed.stored(_with_next(found, wanted, allowed), wanted)
+        stored = allowed.stored(_with_next(leaves, wanted, allowed), wanted)
         size = rows_at_once(stored.values(), source.rows)
         doubts = [*source.settle(target.next_of or "observation", size)]
-    # Whether the item has a field for the next observation, and the data set has no such field.
-    as_field = bool(under(stored, NEXT)) and not under(found, NEXT)
+    # True if the item has a field for the next observation that the data set lacks.
+    as_field = bool(under(stored, NEXT)) and not under(leaves, NEXT)
     of = target.next_of or ("observation" if as_field else None)
-    if of is not None and not under(found, of):
+    if of is not None and not under(leaves, of):
         raise DatasetError(f"{where}: the data set has no field {of!r}, which next_of names")
     try:
         target.check(where, source.rows, source.ends)
     except DatasetError as error:
-        for doubt in doubts:  # the caller may not know all ends
+        for doubt in doubts:  # the data set may have more ends
             error.add_note(f"{where}: {doubt}")
         raise
-    blocks = source.blocks([name for name in stored if name in found], of, size)
+    blocks = source.blocks([name for name in stored if name in leaves], of, size)
     if source.unknown and as_field:
         raise DatasetError(
             f"{where}: the data set lacks the last observation of {source.unknown} of "
@@ -129,7 +129,7 @@ def load(
 
 
 def _lacking(unknown: int, stands_in: int) -> Iterator[str]:
-    """Yield doubts about the next observations that a data set lacks; see `Source`."""
+    """Yield warnings about missing next observations of a data set; see `Source`."""
     lacks = "the data set lacks the next observations of"
     if stands_in:
         yield (
@@ -159,7 +159,7 @@ def _with_next(found: dict[str, Any], item: dict[str, Any], casts: Casts) -> dic
 
 
 def _run(source: Source, target: Target, to_add: Iterator[Chunk], progress: bool | None) -> Any:
-    """Add chunks; tell an exception how much was added."""
+    """Add chunks; note the number of added rows on an exception."""
     begun, ended, added, episodes = False, True, 0, 0
     where, hidden = source.where, None if progress is None else not progress
     try:
@@ -171,7 +171,7 @@ def _run(source: Source, target: Target, to_add: Iterator[Chunk], progress: bool
                     begun = True
                     target.end_episode()
                 ends = chunk.flags.ended[: chunk.rows]
-                with uninterrupted():  # the counts are of added rows
+                with uninterrupted():  # the notes count added rows
                     target.add(chunk)
                     added, episodes = added + chunk.rows, episodes + int(ends.sum())
                     ended = ends[-1]
@@ -202,7 +202,7 @@ class Options(TypedDict, total=False):
 
 
 def loader(function: F) -> F:
-    """Have a function say that it takes the arguments of `load`, which it passes on as `**options`.
+    """Document the arguments of `load` for a function that passes them on as `**options`.
 
     The signature names each of them. So does the docstring: an argument without an entry of its own
     gets the text of `**options`.

@@ -107,7 +107,7 @@ def _opened(minari: Any, dataset: Any) -> Any:
 
 
 def _require_plain(folder: str) -> None:
-    """Refuse files that Minari would wait for, or that lie in another directory."""
+    """Refuse pipes, on which Minari would hang, and links to another directory."""
     root = pathlib.Path(folder).resolve()
     for name in ("metadata.json", "main_data.hdf5"):
         try:
@@ -119,7 +119,7 @@ def _require_plain(folder: str) -> None:
 
 
 class _Episodes(Source):
-    """A data set of Minari. Its last observations are all there."""
+    """A data set of Minari, which has all last observations."""
 
     where = "from_minari"
 
@@ -164,7 +164,7 @@ class _Episodes(Source):
         )
 
     def _episodes(self) -> Iterator[Any]:
-        """Yield the episodes in order, each read when it is asked for."""
+        """Yield the episodes in order, and read each only then."""
         episodes = iter(self._dataset.iterate_episodes())
         for number in self._dataset.episode_indices:
             try:
@@ -176,7 +176,7 @@ class _Episodes(Source):
             yield episode
 
     def _tree(self, episode: Any) -> Any:
-        """Return the fields as arrays, in full length."""
+        """Return the fields as arrays, with all entries."""
         tree = {
             "observation": episode.observations,
             "action": episode.actions,
@@ -189,7 +189,7 @@ class _Episodes(Source):
                     f"{self.where}: episode {episode.id} has no info {name!r}; there are {there}"
                 )
             tree[name] = episode.infos[name]
-        is_list = lambda part: isinstance(part, list)  # of strings
+        is_list = lambda part: isinstance(part, list)  # strings
         tree = jax.tree.map(native, tree, is_leaf=is_list)
         for name, leaf in named(tree).items():
             if not leaf.ndim:
@@ -220,7 +220,7 @@ class _Episodes(Source):
 
     def _flags(self, episode: Any, steps: int) -> RowFlags:
         """Return the flags of an episode, which must end at its last step and nowhere else."""
-        found: list[Array] = []
+        both: list[Array] = []
         for name in ("terminations", "truncations"):
             flag = flags(self.where, name, getattr(episode, name), int(episode.id))
             if len(flag) != steps:
@@ -233,16 +233,16 @@ class _Episodes(Source):
                     f"{self.where}: episode {episode.id}: {name} is True at step "
                     f"{int(np.argmax(flag))} of {steps}, before the last one; an episode ends once"
                 )
-            found.append(flag)
-        if not (found[0][-1] or found[1][-1]):
+            both.append(flag)
+        if not (both[0][-1] or both[1][-1]):
             raise DatasetError(
                 f"{self.where}: episode {episode.id} has no end: neither terminations nor "
                 "truncations is True at its last step; write it with truncations[-1] = True"
             )
-        return RowFlags(*found)
+        return RowFlags(*both)
 
     def _is_info(self, name: str) -> bool:
-        """Return whether a leaf is of an info, whose name may have dots."""
+        """Return whether a leaf belongs to an info, whose name may have dots."""
         return any(name == info or name.startswith(f"{info}.") for info in self._infos)
 
     def _is_observed(self, name: str) -> bool:
@@ -250,5 +250,5 @@ class _Episodes(Source):
         return name.partition(".")[0] == "observation" and not self._is_info(name)
 
     def _of_steps(self, name: str, leaf: Array, steps: int) -> Array:
-        """Return the entries that go with the steps."""
+        """Return the entries for the steps."""
         return leaf[:steps] if self._is_observed(name) else leaf[-steps:]

@@ -26,7 +26,7 @@ _LAST_ROW = "last_observation_row"
 """The numbers of the rows whose next observations are `LAST`."""
 
 _LAST_OF = "last_observation_of"
-"""The field whose next values `LAST` are. Old files lack it."""
+"""The field of the observations in `LAST`. Old files lack this array."""
 
 _DTYPES = "dtypes"
 """Lines `name=dtype`, of arrays whose dtypes NumPy does not know."""
@@ -88,7 +88,7 @@ def _flat(where: str, file: Npz) -> Flat:
         return found[slice(0, found.shape[0])] if found.shape else np.empty(0)
 
     apart = {"terminated", "truncated"}
-    if _DTYPES in names and member(_DTYPES).dtype.kind == "U":  # else a field has that name
+    if _DTYPES in names and member(_DTYPES).dtype.kind == "U":  # otherwise a field has that name
         apart.add(_DTYPES)
         with reading(_DTYPES):
             lines = [str(line).rpartition("=") for line in whole(_DTYPES)]
@@ -118,7 +118,7 @@ def _flat(where: str, file: Npz) -> Flat:
             last = Last(kept, rows, str(whole(_LAST_OF)[0]) if _LAST_OF in names else None)
         apart |= {_LAST_ROW, _LAST_OF, *(LAST + name for name in kept)}
     fields = {name: member(name) for name in names if name not in apart}
-    # A buffer that kept last observations knows which of them are unknown; a field does not.
+    # A buffer with last observations knows the unknown ones; a field does not.
     following = under(fields, NEXT) if last is None else {}
     ends = Ends(terminated, truncated, told, advice)
     return Flat(where, fields, ends, following=following, last=last)
@@ -211,7 +211,7 @@ def to_npz(state: Any, path: str | os.PathLike[str]) -> None:
 
 
 def _check_names(where: str, item: Any) -> None:
-    """Refuse names that `from_npz` would make another tree of."""
+    """Refuse names that `from_npz` would turn into another tree."""
     advice = "call it something else in the item, or use fbuf.save, which keeps any names"
     for path, _ in jax.tree_util.tree_flatten_with_path(item)[0]:
         name = jax.tree_util.keystr(path, simple=True, separator=".")

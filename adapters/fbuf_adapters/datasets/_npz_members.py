@@ -24,9 +24,9 @@ from fbuf_adapters.datasets._fields import Array
 _BROKEN = (
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, tokenize.TokenError),
     *(EOFError, OSError, ValueError, SyntaxError, TypeError, LookupError, AttributeError),
-    *(RuntimeError, ArithmeticError, MemoryError),  # also of a password, and of an unknown method
+    *(RuntimeError, ArithmeticError, MemoryError),  # for a password, or an unknown method
 )
-"""The errors that a damaged file can cause in zipfile and NumPy, which both trust it."""
+"""The errors of zipfile and NumPy for a damaged file."""
 
 
 class Unreadable(Exception):
@@ -35,7 +35,7 @@ class Unreadable(Exception):
 
 @contextlib.contextmanager
 def reading(name: str) -> Generator[None]:
-    """Say of what a damaged file causes that it cannot be read."""
+    """Turn the errors of a damaged file into `Unreadable`."""
     try:
         yield
     except FileNotFoundError:
@@ -136,12 +136,12 @@ class Member:
         self._last = np.empty((0, *shape[1:]), self.dtype)
 
     def __getitem__(self, part: slice) -> Array:
-        """Return the next rows, or the first ones; or the rows that were read last, again."""
+        """Return the next rows, the first rows, or again the last read rows."""
         if part.stop == self._read and part.start == self._read - len(self._last):
             return self._last
         if part.start == 0 and self._read and self._whole is None:
             self._stream.close()
-            self._open()  # anew: to seek would leave out the checksum
+            self._open()  # reopened: seeking would skip the checksum
         elif part.start != self._read and self._whole is None:
             raise IndexError(f"{self._name}: rows are read in order")
         if self._fortran:
@@ -155,7 +155,7 @@ class Member:
         return self._last
 
     def _open(self) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-        """Begin to read; return the shape, whether in Fortran order, and the dtype."""
+        """Begin to read; return the shape, the order (True for Fortran) and the dtype."""
         with reading(self._name):
             self._stream, self._read = self._source(), 0
             version = np.lib.format.read_magic(self._stream)
@@ -166,13 +166,13 @@ class Member:
             raise ValueError(f"it is of version {version} of npy")
 
     def _array(self, shape: tuple[int, ...], last: bool) -> Array:
-        """Return the next array of the stream, which cannot be written to."""
+        """Return the next array of the stream, read-only."""
         with reading(self._name):
             count = math.prod(shape) * self.dtype.itemsize
             found = self._stream.read(count)
             if len(found) != count:
                 raise EOFError(f"it ends after row {self._read}")
-            if last and self._stream.read(1):  # which checks its checksum, too
+            if last and self._stream.read(1):  # which also verifies the checksum
                 raise zipfile.BadZipFile("it is longer than its header says")
             return np.frombuffer(found, self.dtype).reshape(shape)
 
@@ -185,5 +185,5 @@ def begin(file: IO[bytes], shape: tuple[int, ...], dtype: np.dtype[Any]) -> None
 
 
 def is_native(dtype: np.dtype[Any]) -> bool:
-    """Return whether npy files have a name for a dtype: bfloat16 and its like have none."""
+    """Return whether npy files can name a dtype; bfloat16 has no name there."""
     return dtype.kind in "biufc"

@@ -97,7 +97,7 @@ def _flat(where: str, file: Npz, infos: tuple[str, ...]) -> Flat:
                 f"{where}: {theirs} has shape {found.shape}, and terminals has {len(last)} rows"
             )
         fields[name] = _Some(found, kept)
-    # Each row before a last state; there may be states that no row led to.
+    # Each row before a last state; some states have no row before them.
     before = np.flatnonzero(~last[:-1] & last[1:])
     truncated = np.isin(kept, before)
     observed = _Seldom(lambda: member("observations"), before + 1)
@@ -113,7 +113,7 @@ def _flat(where: str, file: Npz, infos: tuple[str, ...]) -> Flat:
 
 
 class _Some:
-    """Some rows of an array that is read in order.
+    """A selection of rows of an array, read in order.
 
     Args:
         array: The array.
@@ -125,16 +125,16 @@ class _Some:
         self.shape, self.dtype = (len(rows), *array.shape[1:]), array.dtype
 
     def __getitem__(self, part: slice) -> Array:
-        """Read the rows, and those between them, which are left out."""
+        """Read the rows, and drop the rows between them."""
         rows = self._rows[part]
-        # From behind the last row of the part before: all rows are read, one after another.
+        # Continue behind the previous part: all rows are read in order.
         begin = int(self._rows[part.start - 1]) + 1 if part.start else 0
         end = int(rows[-1]) + 1 if len(rows) else begin
         return self._array[slice(begin, end)][rows - begin]
 
 
 class _Seldom:
-    """A few rows of an array, which is read when the first of them is asked for.
+    """A few rows of an array, which is read at the first access.
 
     Args:
         open_array: Opens the array at its first row.
@@ -147,7 +147,7 @@ class _Seldom:
         self.shape, self.dtype = (len(rows), *array.shape[1:]), array.dtype
 
     def __getitem__(self, place: int) -> Array:
-        """Return one of the rows."""
+        """Return one row."""
         return self._found[place]
 
     @functools.cached_property

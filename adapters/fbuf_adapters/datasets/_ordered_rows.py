@@ -21,10 +21,10 @@ class OrderedRows(Buffer):
     Attributes:
         slots: int32 `[rows]`.
         terminated: bool `[rows]`.
-        truncated: bool `[rows]`; also where the following row is not there: after the newest row,
-            and before a removed one.
-        whole: bool `[rows]`; all rows of the row's episode are there, from its first one.
-        stands_in: bool `[rows]`; the next observation is not known, whatever is stored.
+        truncated: bool `[rows]`; also for rows without a following row: the newest row, and a row
+            before a removed one.
+        whole: bool `[rows]`; the episode of the row is stored from its first row, without gaps.
+        stands_in: bool `[rows]`; the stored next observation is a placeholder.
     """
 
     def __init__(self, where: str, state: Any) -> None:
@@ -60,7 +60,7 @@ class OrderedRows(Buffer):
         return led_to, np.concatenate(known) & ~self.stands_in[rows]
 
     def _batches(self, rows: Array, view: Any) -> Iterator[tuple[Array, Any]]:
-        """Yield whether a view knows each row, and the view of the rows, some at a time."""
+        """Yield the mask and the data of a view of the rows, some at a time."""
         index = self.index
         size = rows_at_once(jax.tree.leaves(self.item), len(self.slots))
         for start in range(0, len(rows), size):
@@ -72,7 +72,7 @@ class OrderedRows(Buffer):
 
 
 def _kept(lane: Lane) -> tuple[Array, ...]:
-    """Return the rows of a lane that are not removed, as `OrderedRows` has them."""
+    """Return the live rows of a lane, in the form of `OrderedRows`."""
     flags, (first, last, whole, _) = lane.flags, lane.episodes
     gone, terminated = flags & REMOVED > 0, flags & TERMINATED > 0
     truncated = (flags & TRUNCATED > 0) | (np.append(gone[1:], True)[: len(gone)] & ~terminated)

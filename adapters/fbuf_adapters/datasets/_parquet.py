@@ -1,4 +1,4 @@
-"""Parquet files, of which a part of a column is read at a time."""
+"""Parquet files, read a part of a column at a time."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def opened(parquet: Any, path: pathlib.Path) -> Any:
     """Open a parquet file.
 
     Raises:
-        Refusal: If it is no plain file, or would become far larger than it is.
+        Refusal: If it is no plain file, or would expand too much.
     """
     size = foreign_files.size(path)
     file = parquet.ParquetFile(path)
     about = file.metadata
     for group in map(about.row_group, range(about.num_row_groups)):
-        # Equal values take no room in a file.
+        # Equal values compress to almost nothing.
         columns = (group.column(number) for number in range(about.num_columns))
         largest = max([8 * group.num_rows, *(column.total_uncompressed_size for column in columns)])
         foreign_files.require_size(largest, size)
@@ -66,7 +66,7 @@ class Groups:
             return names, starts[-1]
 
     def read(self, path: pathlib.Path, name: str, part: slice) -> list[Any]:
-        """Return the arrays that make up a part of a column, one of each group.
+        """Return the arrays of a part of a column, one for each group.
 
         Raises:
             DatasetError: If the file cannot be read.
@@ -100,7 +100,7 @@ class Groups:
 
 
 def _with_starts(parquet: Any, path: pathlib.Path) -> tuple[Any, list[int]]:
-    """Return a file, and the numbers of the first rows of its groups, and of all rows."""
+    """Return a file, the first row of each of its groups, and the number of rows."""
     file = opened(parquet, path)
     counts = (file.metadata.row_group(number).num_rows for number in range(file.num_row_groups))
     return file, list(itertools.accumulate(counts, initial=0))
@@ -139,7 +139,7 @@ class Table:
         return self._starts[-1]
 
     def parts(self, name: str, part: slice) -> Iterator[Array]:
-        """Yield the arrays that make up a part of a column, a group of rows each."""
+        """Yield the arrays of a part of a column, one for each group of rows."""
         for path, begin, end in zip(self._paths, self._starts, self._starts[1:], strict=False):
             low, high = max(part.start, begin), min(part.stop, end)
             if low < high:
@@ -148,7 +148,7 @@ class Table:
     def _plain(self, name: str, column: Any) -> Array:
         """Return the numbers of an array of lists of lists, `[rows, ...]`."""
         while hasattr(column.type, "fields") and column.null_count == 0:
-            column = column.field(0)  # a struct: one field of it was read
+            column = column.field(0)  # a struct with a single read field
         shape: list[int] = [len(column)]
         inner: tuple[int, ...] = ()
         if hasattr(column, "storage"):  # a tensor, stored as a list
@@ -175,7 +175,7 @@ class Table:
 
 
 class Column:
-    """A column as an array, of which a part is read at a time.
+    """A column as an array, read a part at a time.
 
     Raises:
         DatasetError: If it cannot be read, or if a row has another shape than the first.
@@ -217,18 +217,18 @@ def files_of(where: str, path: str | os.PathLike[str]) -> list[pathlib.Path]:
         DatasetError: If there is none in the directory, or if a link leads out of it.
         FileNotFoundError: If there is no such file.
     """
-    given = pathlib.Path(path)
-    if not given.exists():
+    root = pathlib.Path(path)
+    if not root.exists():
         raise FileNotFoundError(f"{where}: there is no file {os.fspath(path)!r}")
-    if not given.is_dir():
-        return [given]
-    names = sorted(entry.name for entry in given.iterdir() if entry.name.endswith(".parquet"))
+    if not root.is_dir():
+        return [root]
+    names = sorted(entry.name for entry in root.iterdir() if entry.name.endswith(".parquet"))
     if not names:
         advice = advice_on_path(path)
         raise DatasetError(
             f"{where}: {os.fspath(path)!r} has no files that end in .parquet{advice}"
         )
     try:
-        return [foreign_files.inside(given, name, links=True) for name in names]
+        return [foreign_files.inside(root, name, links=True) for name in names]
     except foreign_files.Refusal as error:
         raise unreadable(where, path, "parquet", error) from error

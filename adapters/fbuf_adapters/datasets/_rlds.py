@@ -69,7 +69,7 @@ def from_rlds(
 
 
 class _Episodes(Source):
-    """Episodes. Their last observations are all there."""
+    """A source of episodes with all last observations."""
 
     where = "from_rlds"
 
@@ -127,7 +127,7 @@ class _Episodes(Source):
             for step in steps
         ]
         wanted = named(self.item) or rows[0]
-        found: dict[str, Array] = {}
+        leaves: dict[str, Array] = {}
         for name in wanted:
             for place, row in enumerate(rows):
                 if name not in row:
@@ -136,7 +136,7 @@ class _Episodes(Source):
                         "or write it into all steps"
                     )
             try:
-                found[name] = native(np.stack([np.asarray(row[name]) for row in rows]))
+                leaves[name] = native(np.stack([np.asarray(row[name]) for row in rows]))
             except ValueError:
                 shapes = sorted({np.shape(row[name]) for row in rows})
                 raise DatasetError(
@@ -144,9 +144,9 @@ class _Episodes(Source):
                     "be alike"
                 ) from None
             usual = wanted[name].shape if isinstance(wanted[name], jax.ShapeDtypeStruct) else None
-            if usual is not None and found[name].shape[1:] != usual:
+            if usual is not None and leaves[name].shape[1:] != usual:
                 raise DatasetError(
-                    f"{self.where}: episode {number}: {name} has shape {found[name].shape[1:]}, "
+                    f"{self.where}: episode {number}: {name} has shape {leaves[name].shape[1:]}, "
                     f"and in the first step it has {usual}"
                 )
-        return found
+        return leaves

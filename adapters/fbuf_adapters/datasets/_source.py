@@ -22,8 +22,8 @@ class RowFlags(NamedTuple):
         truncated: The episode was cut off after this row.
         unknown: A truncated row whose next observation the data set lacks. Views that return next
             observations mask the row.
-        stands_in: A terminated row whose next observation the data set lacks. No target needs it:
-            another one, such as the row's own observation, stands in for it.
+        stands_in: A terminated row whose next observation the data set lacks. No target needs it,
+            so a placeholder, such as the row's own observation, is stored.
 
     Examples:
         >>> import numpy as np
@@ -45,12 +45,12 @@ class RowFlags(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """Consecutive rows, as many as the data set finds easy.
+    """Consecutive rows, as many as suit the data set.
 
     Attributes:
         fields: Leaves `[n, ...]`, by name.
-        following: The next values of the leaves of a field, `[n, ...]`, by the same names; empty if
-            nobody wants them.
+        following: The next values of the leaves of a field, `[n, ...]`, by the same names; empty
+            unless requested.
         flags: The flags of the rows.
         episode: The number of the first row's episode, for errors. None counts ends from 0.
 
@@ -74,14 +74,14 @@ class Source(abc.ABC):
     A leaf of a row is called `"observation.camera"` in a dict, and `"observation.0"` in a tuple.
 
     Attributes:
-        where: The words that errors and warnings begin with.
+        where: The first words of errors and warnings.
         item: One row: a tree of `jax.ShapeDtypeStruct`, with the dtypes of the data set.
         rows: The number of rows.
         ends: The number of rows that end an episode.
         unknown: The number of rows that are `unknown` in `RowFlags`.
         stands_in: The number of rows that are `stands_in` in `RowFlags`.
 
-    The last three may be found in `settle`.
+    `settle` may set the last three.
 
     Examples:
         >>> import jax, numpy as np
@@ -108,14 +108,14 @@ class Source(abc.ABC):
     stands_in: int = 0
 
     def settle(self, next_of: str, size: int) -> list[str]:
-        """Find where episodes end, before `blocks` is called; by default that is known.
+        """Find the ends of episodes before `blocks` is called; by default they are known.
 
         Args:
             next_of: The field whose next values the data set may have.
-            size: About how many rows to read at a time.
+            size: The approximate number of rows to read at a time.
 
         Returns:
-            Doubts to warn the caller of: sentences without their end.
+            Warnings for the caller, as sentences without a full stop.
         """
         return []
 
@@ -126,6 +126,6 @@ class Source(abc.ABC):
         Args:
             names: The leaves to read.
             next_of: The field whose next values to read, too; None for no field.
-            size: About how many rows a block shall have.
+            size: The approximate number of rows of a block.
         """
         ...

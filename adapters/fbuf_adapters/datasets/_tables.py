@@ -87,7 +87,7 @@ def from_pandas(
     must have one shape in all rows. The index of the frame is left out.
 
     Args:
-        frame: A `pandas.DataFrame`, or one of polars.
+        frame: A `pandas.DataFrame`, or one polars.
         into: As for `from_arrays`.
         terminated: As for `from_parquet`.
         truncated: As for `from_parquet`.
@@ -130,7 +130,7 @@ def from_pandas(
 
 
 _ENDS = ("done", "dones", "terminal", "terminals", "is_terminal", "next.done")
-"""Names that others give to the column of ends."""
+"""Other usual names of the column of ends."""
 
 
 def _flat(
@@ -141,7 +141,7 @@ def _flat(
     truncated: str | None,
     drop: Iterable[str],
 ) -> Flat:
-    """Return the columns of a table, but for those to drop."""
+    """Return the columns of a table, except those to drop."""
     if isinstance(drop, str):
         raise TypeError(f"{where}: drop must be a list of names, such as [{drop!r}]")
     drop = tuple(drop)
@@ -179,25 +179,25 @@ def _flat(
 
 def _values(where: str, name: str, series: Any) -> Any:
     """Return a column of a data frame as an array; one of arrays or lists as `[rows, ...]`."""
-    if _missing(series):  # which `to_numpy` would make NaN
+    if _missing(series):  # `to_numpy` would convert them to NaN
         raise DatasetError(
             f"{where}: {name} has rows without a value; fill these in, or leave the column out "
             f"with drop=[{name!r}]"
         )
-    found = np.asarray(series.to_numpy())
-    if found.dtype != object:
-        return found
+    values = np.asarray(series.to_numpy())
+    if values.dtype != object:
+        return values
     try:
-        rows = [np.asarray(row) for row in found]
+        rows = [np.asarray(row) for row in values]
         stacked = np.stack(rows) if rows else np.zeros(0)
     except ValueError:
-        shapes = sorted({np.shape(row) for row in found})[:3]
+        shapes = sorted({np.shape(row) for row in values})[:3]
         raise DatasetError(
             f"{where}: {name} has rows of the shapes {shapes}; they must be alike"
         ) from None
     if stacked.dtype.kind not in "biufc":
         raise DatasetError(
-            f"{where}: {name} holds {type(found[0]).__name__}s or missing values, which cannot be "
+            f"{where}: {name} holds {type(values[0]).__name__}s or missing values, which cannot be "
             f"stored; make numbers of them, or leave it out with drop=[{name!r}]"
         )
     return stacked
@@ -205,7 +205,7 @@ def _values(where: str, name: str, series: Any) -> Any:
 
 def _missing(series: Any) -> bool:
     """Return whether rows of a column have no value. NaN in a column of NumPy's floats is one."""
-    if hasattr(series, "null_count"):  # of polars
+    if hasattr(series, "null_count"):  # polars
         return bool(series.null_count())
     of_numpy = isinstance(getattr(series, "dtype", np.dtype(object)), np.dtype)
     return not of_numpy and bool(series.isna().any())

@@ -1,4 +1,4 @@
-"""The buffer that a data set is added to."""
+"""The buffer that receives a data set."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Target(Buffer):
             )
 
     def check(self, where: str, rows: int, ends: int) -> None:
-        """Refuse a data set that there is no room for."""
+        """Refuse a data set that does not fit the buffer."""
         state = self.index
         room = int(fbuf.space(state)) if isinstance(state.sampler, fbuf.Fifo) else state.capacity
         if rows > room:
@@ -68,7 +68,7 @@ class Target(Buffer):
             )
 
     def end_episode(self) -> None:
-        """Have the next row begin an episode."""
+        """End the open episode, so that the next row begins one."""
         with self.owner.lock, uninterrupted():
             self.owner.change(fbuf.end_episode)
             self._left.note(self.index.ring.cursor)
@@ -76,7 +76,7 @@ class Target(Buffer):
     def add(self, chunk: Chunk) -> None:
         """Add rows. No signal may cut this in two.
 
-        Another thread may add to a store between two chunks, and these are no continuation then.
+        Another thread may add to a store between two chunks, which are then no continuation.
         """
         with self.owner.lock:
             cursor, lanes = self.index.ring.cursor, self.index.ring.lanes
@@ -97,7 +97,7 @@ def _given(chunk: Chunk) -> dict[str, Any]:
 
 
 def _marked(chunk: Chunk, state: Any) -> Any:
-    """Mark the unknown next observations of a chunk that was added just now."""
+    """Mark the unknown next observations of the newly added chunk."""
     ring, next_obs, flags = state.ring, state.next_obs, chunk.flags
     # Copies: JAX may read an array of NumPy after the call, and the next chunk is written to the
     # same array. (`fbuf.add` copies by itself.)
@@ -112,15 +112,15 @@ def _marked(chunk: Chunk, state: Any) -> Any:
 
 @functools.partial(jax.jit, donate_argnums=0)
 def _forgotten(kept_at: jax.Array, cursor: jax.Array, unknown: jax.Array, rows: Any) -> jax.Array:
-    """Return where next observations are kept, without the unknown ones.
+    """Return `kept_at` without the unknown next observations.
 
-    `fbuf.add` takes every next observation that it is given for a known one.
+    `fbuf.add` treats every next observation as known.
 
     Args:
         kept_at: As in `NextObs`.
         cursor: The cursor of the ring, after the rows were added.
         unknown: bool `[size]`.
-        rows: How many of the first rows were added.
+        rows: The number of added rows, which come first.
     """
     slots = _slots_of(unknown, cursor, rows, kept_at.shape[0])
     return kept_at.at[slots].set(-1, mode="drop")
@@ -128,7 +128,7 @@ def _forgotten(kept_at: jax.Array, cursor: jax.Array, unknown: jax.Array, rows: 
 
 @functools.partial(jax.jit, donate_argnums=0)
 def _flagged(flags: jax.Array, cursor: jax.Array, stands_in: jax.Array, rows: Any) -> jax.Array:
-    """Return the flags of all rows, with `STANDS_IN` where it is so; as `_forgotten`."""
+    """Return the flags of all rows, with `STANDS_IN` for placeholders; see `_forgotten`."""
     slots = _slots_of(stands_in, cursor, rows, flags.shape[0])
     return flags.at[slots].set(flags.at[slots].get(mode="clip") | STANDS_IN, mode="drop")
 

@@ -20,7 +20,7 @@ from fbuf_adapters.datasets._ordered_rows import OrderedRows
 _FIELDS = ("observation", "action", "reward")
 
 _SPARE = 2**20
-"""Bytes that HDF5 may take beside the bytes of an episode."""
+"""The most bytes of HDF5 beside those of an episode."""
 
 
 def to_minari(state: Any, dataset_id: str, **about: Any) -> Any:
@@ -39,7 +39,7 @@ def to_minari(state: Any, dataset_id: str, **about: Any) -> Any:
     Args:
         state: The buffer, a `fbuf.State` or a `HostStore`, made with `next_of="observation"`, or
             with a field `next_observation`; not consumed.
-        dataset_id: As Minari has it, with a version: `"cartpole/expert-v0"`.
+        dataset_id: The id in Minari, with a version: `"cartpole/expert-v0"`.
             `MINARI_DATASETS_PATH` says where data sets are.
         **about: Other arguments of `minari.create_dataset_from_buffers`: `env`, or
             `observation_space` and `action_space`; `author`, `description` and the like.
@@ -57,7 +57,7 @@ def to_minari(state: Any, dataset_id: str, **about: Any) -> Any:
         ValueError: By Minari, if there is a data set of this id, or if a space is missing.
         ImportError: If minari is not installed.
 
-    If anything raises in the middle, Ctrl-C too, no data set is left behind.
+    If anything raises in the middle, Ctrl-C too, the data set is deleted.
 
     Cost: O(N) time, and the memory of a chunk of rows and of the longest episode.
 
@@ -116,18 +116,18 @@ def to_minari(state: Any, dataset_id: str, **about: Any) -> Any:
 def _buffers(
     minari: Any, stored: OrderedRows, starts: Array, ends: Array, last: dict[str, Array]
 ) -> Iterator[Any]:
-    """Yield each episode as Minari takes it, with its last observation."""
+    """Yield each episode in Minari's form, with its last observation."""
     tree, names = jax.tree.structure(stored.item), list(named(stored.item))
     rows = np.concatenate([np.arange(*span) for span in zip(starts, ends + 1, strict=True)])
     read = stored.read(rows)
-    waiting: list[dict[str, Array]] = []  # read rows that belong to no episode yet
+    waiting: list[dict[str, Array]] = []  # read rows without an episode yet
     there = 0
     for number, length in enumerate((ends - starts + 1).tolist()):
         while there < length:
             waiting.append(next(read))
             there += len(next(iter(waiting[-1].values())))
         joined = waiting[0]
-        if len(waiting) > 1:  # a single part is only cut, which copies nothing
+        if len(waiting) > 1:  # cutting a single part copies nothing
             joined = {name: np.concatenate([part[name] for part in waiting]) for name in joined}
         episode = {name: leaf[:length] for name, leaf in joined.items()}
         for name, leaf in last.items():
@@ -194,17 +194,17 @@ def _written(
     buffers: Iterator[Any],
     about: dict[str, Any],
 ) -> Any:
-    """Write a data set of episodes; leave none behind if anything raises."""
+    """Write a data set of episodes; delete it if anything raises."""
     options = {"jpeg_encoding": False, **about}
     path = pathlib.Path(minari.storage.datasets_root_dir.get_dataset_path(dataset_id))
     there = path.exists()
     try:
-        # Empty first: Minari finds the spaces, which may be those of an environment.
+        # First an empty one, for which Minari finds the spaces, maybe from an environment.
         dataset = minari.create_dataset_from_buffers(dataset_id, [], **options)
         for field in ("observation", "action"):
             _check_space(where, field, getattr(dataset, f"{field}_space"), item)
         for buffer in buffers:
-            # HDF5 takes the process down where a disk gets full.
+            # HDF5 crashes the process on a full disk.
             require_free_space(where, path, _SPARE + 2 * _nbytes(buffer))
             dataset.update_dataset_from_buffer([buffer])
     except BaseException:

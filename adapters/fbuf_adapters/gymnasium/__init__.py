@@ -1,7 +1,7 @@
 """Rows from Gymnasium's environments, in chunks of steps, into a buffer.
 
 A worker process that only steps environments imports modules of this package. So the package itself
-imports JAX only when a collector is asked for.
+imports JAX only at the first use of a collector.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ try:
     # Only to find out whether it is installed.
     import gymnasium  # noqa: F401  # pyright: ignore[reportUnusedImport]
 except ModuleNotFoundError as _error:
-    if _error.name != "gymnasium":  # an installed one lacks something itself
+    if _error.name != "gymnasium":  # an installed package lacks a dependency
         raise
     raise ImportError(
         'fbuf_adapters.gymnasium needs Gymnasium: pip install "fbuf[gymnasium]"'
@@ -31,7 +31,7 @@ __dir__ = __all__.copy  # `dir` shows the public names alone
 
 _MODULES = {"Collector": "_collector", "ProcessCollector": "_process_collector"}
 
-if not TYPE_CHECKING:  # there every name would do
+if not TYPE_CHECKING:  # there any name is accepted
 
     def __getattr__(name: str) -> Any:
         if name in _MODULES:

@@ -1,4 +1,4 @@
-"""The part that collectors over environments of Gymnasium share: a buffer that no error loses."""
+"""The base of collectors over Gymnasium's environments: no error loses their buffer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fbuf_adapters.gymnasium._errors import CollectorError
 
 
 def check_timeout(owner: str, timeout: float) -> None:
-    """Refuse a timeout that is not above 0."""
+    """Refuse a timeout of 0 or less."""
     if not timeout > 0:
         raise ValueError(f"{owner}: timeout must be above 0 seconds, got {timeout!r}")
 
@@ -25,9 +25,9 @@ BufferT = TypeVar("BufferT")
 
 
 def alone(method: C) -> C:
-    """Refuse a call in the midst of another one of the same collector.
+    """Refuse a call during another call of the same collector.
 
-    A signal handler can make one. It would step environments that are half way through a step.
+    A signal handler can make such a call, which would step environments in the middle of a step.
     """
 
     @functools.wraps(method)
@@ -50,7 +50,7 @@ def alone(method: C) -> C:
 class BaseCollector(abc.ABC):
     """The methods of all these collectors.
 
-    A call leaves the newest buffer in `_left` as it goes on, so that an exception does not lose it.
+    A call keeps the newest buffer in `_left`, so that an exception does not lose it.
     """
 
     _owner: ClassVar[str]
@@ -59,7 +59,7 @@ class BaseCollector(abc.ABC):
     _episodes: EpisodeStats
     _left: Any = None
     _under_way = ""
-    """The call that is under way."""
+    """The call under way."""
     _newest_version = 0
     """The version of the policy that made the newest chunk in the buffer."""
 
@@ -69,8 +69,8 @@ class BaseCollector(abc.ABC):
 
         Otherwise the buffer may be lost, for the first chunk consumes the state that you passed.
         `Collector` adds the whole steps made so far. Collectors over workers add whole chunks.
-        Environments of workers that step together need a chunk of each worker. If a worker could
-        not go on, all open episodes are truncated. `recover` works after `close`, too.
+        Environments of workers that step together need a chunk of each worker. If a worker has
+        failed, all open episodes are truncated. `recover` works after `close`, too.
 
         Returns:
             The buffer.
@@ -120,11 +120,11 @@ class BaseCollector(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """End all that the collector has started."""
+        """Close the environments, threads and processes of the collector."""
 
     @abc.abstractmethod
     def _add_rest(self) -> None:
-        """Add the steps that have come since an exception to `_left`."""
+        """Add to `_left` the steps that have come since an exception."""
 
     @abc.abstractmethod
     def _measured(self) -> dict[str, Any]:
@@ -135,7 +135,7 @@ class BaseCollector(abc.ABC):
         """Return the version of the newest published weights."""
 
     def _taken(self) -> Any:
-        """Return the newest state, which belongs to the caller from now on."""
+        """Return the newest state, which now belongs to the caller."""
         state, self._left = self._left, None
         return state
 
@@ -145,6 +145,6 @@ class BaseCollector(abc.ABC):
         )
 
     def _bar(self, function: str, steps: int) -> Any:
-        """Return a progress bar of so many steps; None for `progress` shows it on a terminal."""
+        """Return a progress bar of `steps` steps; None for `progress` shows it on a terminal."""
         hidden = None if self._progress is None else not self._progress
         return tqdm(total=steps, desc=function, unit="step", delay=1, disable=hidden, leave=False)

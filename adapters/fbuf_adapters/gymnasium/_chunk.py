@@ -1,4 +1,4 @@
-"""A few steps of all environments, and the arrays that are filled with them step by step."""
+"""Chunks: a few steps of all environments, and arrays to fill step by step."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class StepChunk:
         reward: float32 `[T, E]`, or `[T, E, K]`.
         terminated: bool `[T, E]`.
         truncated: bool `[T, E]`.
-        next_observation: The observations that the steps led to: at the end of an episode its final
+        next_observation: The next observations of the steps: at the end of an episode its final
             observation. None if the environments did not return final observations.
         extras: The policy's output beside the action, and the entries of info.
         version: The version of the policy that acted; or int32 `[E]`.
-        fresh: Whether the environments were reset before the first of these steps. Then episodes
-            that were open in the chunk before stay without an end. A bool, or bool `[E]`.
+        fresh: Whether the environments were reset before the first of these steps. Then open
+            episodes of the chunk before never end. A bool, or bool `[E]`.
         resets: The number of these steps, of all environments, that only reset one.
     """
 
@@ -47,15 +47,15 @@ class StepChunk:
 
     @property
     def made(self) -> int:
-        """The steps that the environments have made, all together: a reset is none."""
+        """The steps of all environments together, without resets."""
         return self.terminated.size - self.resets
 
 
 class ChunkRows:
-    """Arrays for so many steps of all environments, in the dtypes of the spaces.
+    """Arrays for a number of steps of all environments, in the dtypes of the spaces.
 
     Values assigned to a step of `observation`, `action`, `reward`, `terminated` or `truncated` are
-    copied: environments may go on to write to their own arrays.
+    copied, as environments may change their own arrays.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class ChunkRows:
     ) -> None:
         self._lead = lead = (steps, num_envs)
         self._space = observation
-        # One more: each step's next observation is that of the row after it.
+        # One row more: the next observation of each step is in the row after it.
         self._observation = _empty((steps + 1, num_envs), observation)
         self._action = _empty(lead, action)
         self._extras: dict[str, np.ndarray[Any, Any]] = {}
@@ -81,9 +81,9 @@ class ChunkRows:
 
     @property
     def final(self) -> Any:
-        """Arrays for final observations, where the next row holds another observation.
+        """Arrays for final observations, which the next row does not hold.
 
-        Once they have been asked for, each end in the chunk must have been written to them.
+        Their first use obliges the caller to write each end of the chunk.
         """
         if self._final is None:
             self._final = _empty(self._lead, self._space)
@@ -138,7 +138,7 @@ def _empty(lead: tuple[int, int], space: Any) -> Any:
 
 
 def _assignable(tree: Any) -> Any:
-    """Return an object to a part of which a tree can be assigned, as to an array."""
+    """Return an object with item assignment of trees, like an array."""
     return tree if isinstance(tree, np.ndarray) else _Tree(tree)
 
 

@@ -137,7 +137,7 @@ class Collector(BaseCollector):
         self._pending: collections.deque[StepChunk] = collections.deque()
         self._added = 0
         self._thread_error: BaseException | None = None
-        """The exception of the thread, from when it is taken out until it is raised here."""
+        """The exception of the thread, until the collector raises it."""
         self._closed = False
 
     @property
@@ -240,10 +240,10 @@ class Collector(BaseCollector):
         with self._bar("drain", at_least) as shown:
             came, limit = 0, max(background.depth, 1)
             while came < at_least or limit > 0:
-                self._open("drain")  # another thread may close it
+                self._open("drain")  # another thread may close the collector
                 entry = None
                 if self._thread_error is None:
-                    with uninterrupted():  # an entry that was taken is in no queue
+                    with uninterrupted():  # a taken entry is no longer in the queue
                         entry = background.get(wait=came < at_least)
                         if isinstance(entry, BaseException):
                             self._thread_error = entry
@@ -278,8 +278,8 @@ class Collector(BaseCollector):
     def close(self) -> None:
         """Stop the thread, and close the environments. Chunks that wait in the queue are dropped.
 
-        It always returns. Processes of an `AsyncVectorEnv` that do not answer are ended. A thread
-        whose step does not return in five seconds is left behind.
+        It always returns. Processes of an `AsyncVectorEnv` that do not answer are ended. It
+        abandons a thread whose step does not return in five seconds.
         """
         if self._closed:
             return
@@ -287,7 +287,7 @@ class Collector(BaseCollector):
         background = self._background
         try:
             if background is not None and not background.close(_PATIENCE):
-                _vector_envs.end_processes(self._envs)  # a step that waits for one then fails
+                _vector_envs.end_processes(self._envs)  # a step that waits for a process then fails
                 if not background.close(_PATIENCE):
                     return  # closing the environments would wait for the step, too
             self._producer.stepper.close()
@@ -320,7 +320,7 @@ class Collector(BaseCollector):
         return ChunkWriter(spec, self._blank, self.options, self._chunk, self._owner)
 
     def _check(self, state: Any, function: str) -> None:
-        """Refuse a buffer that the rows do not fit into."""
+        """Refuse a buffer that does not fit the rows."""
         self._writer.check(function, state)
         self._producer.stepper.needs_final = self._writer.keeps_next(state)
 
@@ -337,7 +337,7 @@ class Collector(BaseCollector):
                 self._ended = chunk.terminated[-1] | chunk.truncated[-1]
                 self._added += chunk.made
                 self._newest_version = chunk.version
-                self._episodes.see(chunk)  # last: even if it raises, the rows are added once
+                self._episodes.see(chunk)  # last, so that an exception adds no rows twice
 
     def _failure(self, error: BaseException) -> CollectorError:
         where = _vector_envs.failed(self._envs, error)
@@ -356,4 +356,4 @@ class Collector(BaseCollector):
         )
 
 
-Collector.__module__ = "fbuf_adapters.gymnasium"  # where users find it
+Collector.__module__ = "fbuf_adapters.gymnasium"  # its public module

@@ -29,7 +29,7 @@ class EpisodeStats:
         """The sum of their rewards so far; an array if rewards are vectors."""
 
     def see(self, chunk: StepChunk, envs: slice = slice(None)) -> None:
-        """Count some environments' part of a chunk. No number in it raises."""
+        """Add some environments' part of a chunk to the statistics. No number raises."""
         fresh = np.broadcast_to(chunk.fresh, len(self._begin))[envs]
         self._begin[envs][fresh] = 0
         kept = zip(self._gained[envs], fresh.tolist(), strict=True)
@@ -72,9 +72,9 @@ def _mean(numbers: list[float]) -> float | None:
 
 
 def _of_parts(reward: Any, ended: Any) -> list[Iterator[Any]]:
-    """Return for each environment the sums of rewards `[T, E]` up to each end, and after the last.
+    """Return for each environment the sum of rewards up to each end, and after the last end.
 
-    Each sum is of its own rewards only: a NaN or a huge reward is in no other episode's sum.
+    A NaN or a huge reward affects the sum of its own episode only.
     """
     with np.errstate(all="ignore"):
         whole = np.add.reduce(reward, axis=0, dtype=np.float64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class CollectorError(RuntimeError):
-    """Collection cannot go on as you asked; the message says why, and what to do.
+    """A failure of collection; the message has the reason and the remedy.
 
     Examples:
         >>> import gymnasium
@@ -20,4 +20,4 @@ class CollectorError(RuntimeError):
     """
 
 
-CollectorError.__module__ = "fbuf_adapters.gymnasium"  # where users find it
+CollectorError.__module__ = "fbuf_adapters.gymnasium"  # its public module

@@ -39,7 +39,7 @@ def final_observation(info: Mapping[str, Any], env: int, space: Any) -> Any:
 
 
 def _picked(found: Any, env: int | None, space: Any) -> Any:
-    """Return an environment's part of a batch; with `env=None`, `found` itself, checked."""
+    """Return an environment's part of a batch; with `env=None`, `found` itself; check its type."""
     if isinstance(space, dict) and isinstance(found, dict):
         return {name: _picked(found[name], env, part) for name, part in space.items()}
     if isinstance(space, tuple) and isinstance(found, tuple):
@@ -56,7 +56,7 @@ def _picked(found: Any, env: int | None, space: Any) -> Any:
 
 
 def as_dict(info: Any) -> Mapping[str, Any]:
-    """Return the info of vector environments; of a list of dicts the dict of arrays."""
+    """Return the info of vector environments; merge a list of dicts into a dict of arrays."""
     if isinstance(info, Mapping):
         return info
     found: dict[str, Any] = {}
@@ -80,7 +80,7 @@ class Info:
         num_envs: The number of environments.
 
     Raises:
-        TypeError: If they are asked for by a string.
+        TypeError: If `asked` is a string.
         ValueError: If a name is that of another field.
     """
 
@@ -112,7 +112,7 @@ class Info:
         return {n: Spec(v.shape, v.dtype) for n, v in self._absent.items() if v is not None}
 
     def learn(self, info: Mapping[str, Any]) -> None:
-        """Take shapes and dtypes that were not given from the info of a reset.
+        """Take the missing shapes and dtypes from the info of a reset.
 
         Raises:
             CollectorError: If an entry is absent, or is no numbers.
@@ -161,25 +161,25 @@ class Info:
         return filled
 
     def _put(self, into: Any, name: str, info: Mapping[str, Any], envs: Any) -> None:
-        """Replace the entries of some environments by those of an info, where it has them."""
+        """Replace the entries of some environments by the entries of an info, where present."""
         if name in info:
             array, known = self._array(name, info[name])
             there = envs & known & np.asarray(info.get(f"_{name}", True))
             into[there] = self._like(name, array[there])
 
     def _put_final(self, into: Any, name: str, final: Any, ended: Any) -> None:
-        """Replace the entries of ended episodes by final ones, or by the value for absent ones."""
+        """Replace the entries of ended episodes by final ones, or by the default."""
         into[ended] = self._absent[name]
         if isinstance(final, Mapping):
             self._put(into, name, final, ended)
-        elif final is not None:  # one dict an environment, as older versions return it
+        elif final is not None:  # older versions return one dict an environment
             for env in ended.nonzero()[0].tolist():
                 entry = (final[env] or {}).get(name)
                 if entry is not None:
                     into[env] = self._like(name, np.asarray(entry)[None])[0]
 
     def _array(self, name: str, entry: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Return an entry as an array, and whether each environment has one.
+        """Return an entry as an array, and a mask of the environments with an entry.
 
         Gymnasium makes arrays of objects, with None for an absent entry.
         """

@@ -8,12 +8,14 @@ from typing import Any, NamedTuple
 from fbuf_adapters.gymnasium._shared_memory import SharedMemory
 
 STARTING, WAITING, POLICY, IMPORTING = -1, -2, -3, -4
-"""The places of a worker outside of its environments: it starts, it waits for work, it acts. A new
-process imports the user's script before any of this."""
+"""The places of a worker outside of its environments: starting, waiting, acting.
+
+A new process first imports the user's script.
+"""
 
 
 def in_words(place: int) -> str:
-    """Return a place in words, for errors."""
+    """Return a place as text, for errors."""
     words = {
         STARTING: "while it started",
         WAITING: "while it waited",
@@ -49,7 +51,7 @@ class Filled(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The worker cannot go on."""
+    """The worker has failed."""
 
     place: int
     reason: str
@@ -57,11 +59,11 @@ class Failed(NamedTuple):
 
 
 class Stopped(BaseException):
-    """The collector has been closed, so the chunk is not wanted any more."""
+    """The collector has been closed, so the chunk is not needed."""
 
 
 class Heartbeat:
-    """The place of a worker and since when, and whether it shall stop.
+    """The place of a worker, its time of arrival there, and a flag to stop.
 
     It lies in memory that outlives a process. So an error can name the environment that hangs, or
     that ran when the process was killed.
@@ -73,21 +75,21 @@ class Heartbeat:
         self._numbers = memoryview(self._memory.buffer).cast("q")  # place, whether to stop
 
     def at(self, place: int) -> None:
-        """Note that the worker is in an environment, by its number, or at a place named above."""
+        """Record the place of the worker: the number of an environment, or a constant above."""
         self._numbers[1] = place
-        self._times[0] = time.monotonic()  # one clock for all processes
+        self._times[0] = time.monotonic()  # a clock for all processes
 
     def check(self) -> None:
-        """Raise `Stopped` if the worker shall stop."""
+        """Raise `Stopped` if the flag is set."""
         if self._numbers[2]:
             raise Stopped
 
     def stop(self, wanted: bool) -> None:
-        """Have the worker stop at its next step, or not."""
+        """Set or clear the flag that stops the worker at its next step."""
         self._numbers[2] = int(wanted)
 
     def where(self) -> tuple[int, float]:
-        """Return the place of the worker, and the time at which it came there."""
+        """Return the place of the worker, and its time of arrival."""
         return self._numbers[1], self._times[0]
 
     def __reduce__(self) -> tuple[type[Heartbeat], tuple[SharedMemory]]:

@@ -19,9 +19,9 @@ class CheckedPolicy:
         self._num_envs = num_envs
         self.action = action
         self.extras: dict[str, _spaces.Spec] | None = None
-        """The specs of the output beside the action, known after the first check."""
+        """The specs of the extras, known after the first check."""
         self.plain: tuple[tuple[int, ...], np.dtype[Any]] | None = None
-        """An array of this shape and dtype needs no further check. None if there are extras."""
+        """The shape and dtype of an action that needs no further check. None with extras."""
 
     def checked(self, returned: Any) -> tuple[Any, dict[str, Any]]:
         """Return the action, in the dtypes of the space, and the extras, as arrays."""
@@ -103,7 +103,7 @@ class CheckedPolicy:
 
 
 def _array(value: Any) -> np.ndarray[Any, Any]:
-    """Return a NumPy array, also of a tensor through which a gradient is followed."""
+    """Return a NumPy array, also of a tensor with a gradient."""
     return np.asarray(value.detach() if getattr(value, "requires_grad", False) else value)
 
 
@@ -116,6 +116,6 @@ def _described(value: Any) -> str:
 
 
 def _castable(given: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
-    """Return whether values may be cast: integers of any width, for their values are checked."""
+    """Return whether a dtype may be cast: integers of any width, as their values are checked."""
     integers = given.kind in "iu" and wanted.kind in "iu"
     return given == wanted or integers or np.can_cast(given, wanted, "same_kind")

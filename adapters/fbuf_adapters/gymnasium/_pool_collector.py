@@ -1,4 +1,4 @@
-"""The part that collectors over workers share: workers make chunks, and the learner adds them.
+"""The base of collectors over workers: workers make chunks, and the learner adds them.
 
 A worker is a process, or an actor of Ray.
 """
@@ -56,17 +56,17 @@ class PoolCollector(BaseCollector):
         blank = options.blank or {}
         try:
             self._writer = ChunkWriter(pool.spec, blank, self.options, options.chunk, self._owner)
-        except ValueError:  # the policy fills a blank field
+        except ValueError:  # the policy must not fill a blank field
             pool.close()
             raise
         self._episodes = EpisodeStats(options.num_envs, "same_step")
         self._cut = np.zeros(options.num_envs, np.bool_)
-        """The environments whose newest steps were dropped, so that later steps follow no row."""
+        """The environments with dropped steps, whose next rows are no continuation."""
         self._running = False
         self._failure: CollectorError | None = None
         self._steps = 0
         self._rates = np.zeros((options.workers, 2))
-        """The rows that each worker has made, and the seconds for them."""
+        """The number of rows of each worker, and the seconds for them."""
         self._environments_waited = 0.0
 
     @property
@@ -76,7 +76,7 @@ class PoolCollector(BaseCollector):
 
     @property
     def seed(self) -> int:
-        """The seed, given or drawn: with it the same environments can be made again."""
+        """The seed of the caller or of the system, which reproduces the environments."""
         return self._options.seed
 
     @property
@@ -101,8 +101,7 @@ class PoolCollector(BaseCollector):
             The buffer with the rows in it.
 
         Raises:
-            CollectorError: If a worker cannot go on, or if the collector is closed or has
-                `mode="async"`.
+            CollectorError: If a worker fails, or if the collector is closed or has `mode="async"`.
             TypeError: If `state` is no buffer.
             RuntimeError: If `state` has been consumed.
             ValueError: If the buffer was made for other rows or environments.
@@ -114,7 +113,7 @@ class PoolCollector(BaseCollector):
         lengths += [steps % chunk] if steps % chunk else []
         with self._adding(state, "collect"), self._bar("collect", steps) as shown:
             self._drop()
-            with uninterrupted():  # a command that is noted must have been sent
+            with uninterrupted():  # a recorded command must have been sent
                 for number, length in enumerate(lengths[:slots]):
                     self._command(number, length, newest=number == 0)
             for number, length in enumerate(lengths):
@@ -163,11 +162,11 @@ class PoolCollector(BaseCollector):
     def publish(self, weights: Any) -> int:
         """Hand all copies of the policy new weights, by `policy.load(weights)`.
 
-        With `mode="sync"` they act with them from the next `collect` on, with `"async"` from their
-        next chunk on.
+        With `mode="sync"` the next `collect` uses them, with `"async"` the next chunk of each
+        worker.
 
         Args:
-            weights: A tree like the `weights` that the collector was made with. They are copied
+            weights: A tree like the argument `weights` of the collector. They are copied
                 now, so you may go on to change them; the policies get NumPy arrays.
 
         Returns:
@@ -211,13 +210,13 @@ class PoolCollector(BaseCollector):
 
     @contextlib.contextmanager
     def _adding(self, state: Any, function: str) -> Generator[None]:
-        """Add rows to this buffer in the block. If a worker cannot go on, end all."""
+        """Add rows to this buffer in the block. If a worker fails, end all."""
         self._writer.check(function, state)
         self._left = state
         try:
             yield
         except CollectorError as error:
-            if not self._pool.closed:  # else another thread has closed it
+            if not self._pool.closed:  # otherwise another thread has closed it
                 self._failure = error
             error.add_note(
                 "The state that you passed may be consumed; collector.recover() returns the newest."
@@ -281,7 +280,7 @@ class PoolCollector(BaseCollector):
             try:
                 for worker, _ in done:
                     self._episodes.see(chunk, worker.envs)
-            finally:  # even if that raises, rows are added once, and each worker goes on
+            finally:  # even if that raises, rows are added once, and each worker continues
                 if self._mode == "async":
                     for worker, filled in done:
                         self._pool.command(worker, filled.slot, self._options.chunk, newest=True)

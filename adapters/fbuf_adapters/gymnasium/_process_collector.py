@@ -26,9 +26,9 @@ from fbuf_adapters.gymnasium._worker_main import ProcessJob, work
 from fbuf_adapters.gymnasium._worker_pool import Ended, Mode, PoolOptions, PoolWorker
 
 _UNGUARDED = 75
-"""The exit code of a process that was about to start processes while it was starting itself."""
+"""The exit code of a new process whose script would start more processes."""
 
-# One thread each, for there are many of them; and a GPU is the learner's.
+# One thread each, as there are many processes; the GPU is for the learner.
 _ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}
 _changing = threading.Lock()
 
@@ -40,7 +40,7 @@ class ProcessCollector(PoolCollector):
     come in shared memory, with one `fbuf.add` for those of all processes. Rows are those of
     `Collector`, and so are `item`, `options`, `stats` and `recover`.
 
-    With `mode="sync"`, for PPO, `collect` has each process make exactly the steps you ask for, with
+    With `mode="sync"`, for PPO, `collect` has each process make exactly the requested steps, with
     the newest weights. With `mode="async"`, for IMPALA and replay, processes run on while you
     learn, as far as they have slots. `drain` adds the chunks that have come. Each process takes the
     newest weights before each chunk. A field `version`, int32, in the buffer's item stores the
@@ -154,7 +154,7 @@ class ProcessWorker(PoolWorker):
     def _start(self) -> None:
         self._heartbeat = Heartbeat()
         self._heartbeat.at(IMPORTING if _imports_script() else STARTING)
-        # Linux ends a process with the thread that started it, which shall be the main one.
+        # Linux ends a process with the thread that started it, so the main thread must start it.
         by_kernel = threading.current_thread() is threading.main_thread()
         job = ProcessJob(
             self.envs,
@@ -174,11 +174,11 @@ class ProcessWorker(PoolWorker):
 
     def _send(self, command: Command | None) -> None:
         self._heard = time.monotonic()
-        with contextlib.suppress(OSError):  # it has ended, which `listen` finds
+        with contextlib.suppress(OSError):  # it has ended; `listen` reports that
             self._connection.send(command)
 
     def listen(self) -> Any:
-        """Take its messages."""
+        """Take the messages of the process."""
         ended = not self._process.is_alive()
         spec: Any = None
         try:
@@ -207,16 +207,16 @@ class ProcessWorker(PoolWorker):
         return f"ended with exit code {code} {place}; what it printed may say why"
 
     def stop(self) -> None:
-        """Ask it to end."""
+        """Ask the process to end."""
         self._heartbeat.stop(True)
         self._send(None)
 
     def end(self, patience: float = 0.0) -> None:
-        """End it, after so many seconds at most."""
+        """End the process, after at most `seconds`."""
         self._process.join(patience if self._process.is_alive() else 5.0)
         self._process.terminate()
         self._process.join(0.5)
-        self._process.kill()  # it may be in a call that lets no signal through
+        self._process.kill()  # it may be in a call that blocks signals
         self._process.join(5)
         self._connection.close()
 

@@ -1,4 +1,4 @@
-"""Making chunks: with the newest weights, and if asked for ahead of the learner in a thread."""
+"""Making chunks with the newest weights, optionally ahead of the learner in a thread."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fbuf_adapters.gymnasium._errors import CollectorError
 from fbuf_adapters.gymnasium._stepper import Stepper
 
 _POLL = 0.2
-"""Seconds between two looks at whether the thread or its caller is to stop."""
+"""Seconds between two checks whether to stop."""
 
 
 class Producer:
@@ -36,7 +36,7 @@ class Producer:
         self._weights: tuple[Any, int] | None = None
 
     def publish(self, weights: Any) -> int:
-        """Have the chunks from the next one on made with a copy of these weights."""
+        """Use a copy of these weights for the next chunk and later ones."""
         if not callable(getattr(self._policy, "load", None)):
             raise CollectorError(
                 f"Collector.publish: the policy ({type(self._policy).__name__}) has no method "
@@ -54,7 +54,7 @@ class Producer:
         if weights is not None:
             self.stepper.load(*weights)
             with self._lock:
-                if self._weights is weights:  # else there are newer ones, for the next chunk
+                if self._weights is weights:  # otherwise the next chunk has newer weights
                     self._weights = None
         began = time.perf_counter()
         chunk = self.stepper.chunk(steps, stop)
@@ -64,7 +64,7 @@ class Producer:
 
 
 def _copied(leaf: Any) -> np.ndarray[Any, Any]:
-    """Return a copy in host memory: the learner goes on to write into its own weights."""
+    """Return a copy in host memory, as the learner changes its own weights."""
     if hasattr(leaf, "detach"):  # a tensor of PyTorch's
         leaf = leaf.detach().cpu()
     return np.array(leaf)
@@ -75,7 +75,7 @@ class Background:
 
     Args:
         make: Returns a chunk, sooner if `stop()` is True.
-        partial: Returns the whole steps of the chunk that raised, or None.
+        partial: Returns the whole steps of an interrupted chunk, or None.
         size: The most chunks that wait in the queue.
     """
 
@@ -102,12 +102,12 @@ class Background:
         return self._queue.qsize()
 
     def get(self, wait: bool) -> StepChunk | BaseException | None:
-        """Return the oldest chunk, or the exception that ended the thread.
+        """Return the oldest chunk, or the exception of the thread.
 
-        Without one, return None: at once, or with `wait` after a moment.
+        Return None for an empty queue: at once, or with `wait` after a moment.
         """
         if self._thread is None:
-            self._ended = threading.Event()  # the last thread may still have to set its own event
+            self._ended = threading.Event()  # the old thread may still set its own event
             given = (self._ended,)
             self._thread = threading.Thread(
                 target=self._run, args=given, name="fbuf collector", daemon=True
@@ -125,12 +125,12 @@ class Background:
         return entry
 
     def close(self, seconds: float) -> bool:
-        """Stop the thread, and drop all waiting chunks. False if it runs on after so long."""
+        """Stop the thread, and drop waiting chunks; return False if it still runs after a while."""
         self._stop.set()
         thread = self._thread
         if thread is None or thread is threading.current_thread():
             return True
-        return self._ended.wait(seconds)  # a join that was interrupted would say that it has
+        return self._ended.wait(seconds)  # an interrupted join would claim that it has
 
     def _run(self, ended: threading.Event) -> None:
         try:

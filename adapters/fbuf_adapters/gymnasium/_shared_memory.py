@@ -26,7 +26,7 @@ class SharedMemory:
     """Bytes shared by a process and the processes that get this object as an argument."""
 
     def __init__(self, size: int = 0, *, file: int | None = None) -> None:
-        """Make memory of zeros, or attach to the memory of an open file."""
+        """Allocate zeros, or attach to the memory of an open file."""
         self._file = _anonymous_file() if file is None else file
         weakref.finalize(self, os.close, self._file)
         self._map: mmap.mmap | None = None
@@ -41,7 +41,7 @@ class SharedMemory:
         return memory
 
     def grow(self, size: int) -> None:
-        """Set the size of memory that was empty."""
+        """Set the size of empty memory."""
         os.ftruncate(self._file, size)
 
     @property
@@ -111,7 +111,7 @@ class SharedChunks:
         self.attach(spec)
 
     def attach(self, spec: dict[str, Any]) -> None:
-        """Lay out the arrays, if they are not yet, in memory that has been allocated."""
+        """Lay out the arrays in allocated memory, unless done before."""
         if self._arrays is None:
             self._arrays = arrays_in(self._memory.buffer, _chunk_specs(spec), self._shape)
 
@@ -125,7 +125,7 @@ class SharedChunks:
         map_leaves(put, self._arrays, given)
 
     def read(self, slot: int) -> dict[str, Any]:
-        """Return the arrays `[steps, envs, ...]` of a slot, which the next write changes."""
+        """Return the arrays `[steps, envs, ...]` of a slot; the next write changes them."""
         return map_leaves(lambda array: array[slot], self._arrays)
 
     def __reduce__(self) -> Any:

@@ -21,7 +21,7 @@ FILLED = (
     "truncated",
     "version",
 )
-"""The names that collectors fill themselves."""
+"""The fields that collectors fill themselves."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Spec:
     def check(
         self, array: np.ndarray[Any, Any], num_envs: int, what: str, why: str, remedy: str = ""
     ) -> None:
-        """Refuse an array without one such entry an environment, in a dtype of the same kind.
+        """Refuse an array that is not one entry an environment, in a dtype of the same kind.
 
         Raises:
             CollectorError: Made of the texts `what`, `why` and `remedy`.
@@ -74,7 +74,7 @@ def space_specs(space: Any, name: str) -> Any:
 
 
 def stored_dtype(dtype: np.dtype[Any], name: str) -> np.dtype[Any]:
-    """Return the dtype in which a field is stored: 64 bits become 32."""
+    """Return the stored dtype of a field: 64 bits become 32."""
     if dtype.kind not in "fiub" or dtype.itemsize > 8:
         raise ValueError(
             f"Collector: {name} is {dtype}, which cannot be stored; give floats, integers or bools"
@@ -83,12 +83,12 @@ def stored_dtype(dtype: np.dtype[Any], name: str) -> np.dtype[Any]:
 
 
 def stored_specs(specs: Any, name: str) -> Any:
-    """Return the specs with which a field is stored."""
+    """Return the stored specs of a field."""
     return map_leaves(lambda spec: Spec(spec.shape, stored_dtype(spec.dtype, name)), specs)
 
 
 def stored(array: np.ndarray[Any, Any], name: str) -> np.ndarray[Any, Any]:
-    """Return an array in the dtype in which it is stored.
+    """Return an array in its stored dtype.
 
     Raises:
         ValueError: If an integer does not fit, or a finite float would become infinite.

@@ -71,9 +71,9 @@ class Stepper:
         self._seen: dict[str, Any] = {}
         """The newest entries of info in the observation."""
         self._narrows = False
-        """Observations come in a wider dtype than that of their space."""
+        """Whether observations have a wider dtype than their space."""
         self.needs_final = True
-        """It is an error if the environments do not return a final observation."""
+        """Whether a missing final observation is an error."""
         self._policy = CheckedPolicy(policy, self.num_envs, action)
         self._observation: Any = None  # None: to be reset
         self._acted: Any = None  # the policy's output at this observation, if `spec` asked for it
@@ -113,10 +113,10 @@ class Stepper:
         }
 
     def load(self, weights: Any, version: int) -> None:
-        """Act with these weights from the next step on."""
+        """Use these weights from the next step."""
         self._policy.policy.load(weights)
         self._version = version
-        self._acted = None  # it was returned with earlier weights
+        self._acted = None  # the action is from earlier weights
 
     def chunk(self, steps: int, stop: Callable[[], bool] = lambda: False) -> StepChunk:
         """Make steps, into new arrays. The chunk is shorter if `stop()` becomes True meanwhile.
@@ -135,7 +135,7 @@ class Stepper:
         rows = ChunkRows(self.num_envs, steps, self._space, self._policy.action, self._reward)
         observation, acted, fresh = self._observation, self._acted, self._fresh
         ended = np.zeros_like(self._ended) if fresh else self._ended
-        self.restart()  # holds if anything raises, the making of the chunk included
+        self.restart()  # an exception leaves it, also in the making of the chunk
         try:
             observation = self._fill(rows, steps, stop, observation, acted)
             chunk = self._made(rows, fresh, ended)
@@ -157,12 +157,12 @@ class Stepper:
         return rows.chunk(self._version, fresh, int(np.count_nonzero(ended[:-1])))
 
     def partial_chunk(self) -> StepChunk | None:
-        """Return, once, the whole steps of the chunk that raised; None if there were none."""
+        """Return, once, the whole steps of an interrupted chunk; None without any."""
         partial, self._partial = self._partial, None
         return partial
 
     def restart(self) -> None:
-        """Begin the next chunk with a reset: a chunk was lost, so its episodes cannot go on."""
+        """Begin the next chunk with a reset, as a chunk was lost with parts of its episodes."""
         self._observation = self._acted = None
         self._fresh = True
 
@@ -197,7 +197,7 @@ class Stepper:
     def _fill(
         self, rows: ChunkRows, steps: int, stop: Callable[[], bool], observation: Any, acted: Any
     ) -> Any:
-        """Make the steps, from an observation, and return the observation after them.
+        """Make the steps, beginning at an observation, and return the last observation.
 
         All work of a step is written out here. After a step of the environments little is left in
         the processor's caches, so each call of a function costs up to a microsecond.
@@ -229,7 +229,7 @@ class Stepper:
                 rows.put_extras(step, self._info.read(info, ended))
             if observe:
                 observation = self._observed(observation, info)
-            if step == 0 or self._narrows:  # later ones have the same form
+            if step == 0 or self._narrows:  # later observations have the same dtype
                 self._check(observation)
             if step == 0:
                 self._check_numbers(reward, terminated, truncated)
@@ -245,7 +245,7 @@ class Stepper:
         return observation
 
     def _end(self, rows: ChunkRows, step: int, ended: Any, observation: Any, info: Any) -> Any:
-        """Keep the final observations, and return the one that the next step begins with."""
+        """Keep the final observations, and return the first observation of the next step."""
         if self.autoreset == "same_step":
             if not _info.has_finals(info):
                 if self.needs_final:
@@ -261,13 +261,13 @@ class Stepper:
         if self._observe:
             before = self._seen
             observation = self._observed(observation, _info.as_dict(info))
-            for name, seen in self._seen.items():  # a reset has none of the other environments
+            for name, seen in self._seen.items():  # a reset has no entries of other environments
                 seen[~ended] = before[name][~ended]
         self._check(observation)
         return observation
 
     def _observed(self, observation: Any, info: Any) -> dict[str, Any]:
-        """Return the observation, with the entries of info that belong to it."""
+        """Return the observation, together with its entries of info."""
         self._seen = self._observe.read(info)
         return {"observation": observation, **self._seen}
 
@@ -278,7 +278,7 @@ class Stepper:
         return {"observation": final, **{name: array[env] for name, array in entries.items()}}
 
     def _check_numbers(self, reward: Any, terminated: Any, truncated: Any) -> None:
-        """Refuse values that are not one for each environment, and flags of another dtype."""
+        """Refuse rewards or flags that are not one an environment, and flags of another dtype."""
         wanted = (("reward", reward, self._reward), ("terminated", terminated, FLAG))
         for name, given, spec in (*wanted, ("truncated", truncated, FLAG)):
             what = f"the environments must return {name} as"
@@ -286,7 +286,7 @@ class Stepper:
             spec.check(np.asarray(given), self.num_envs, what, "one for each", remedy)
 
     def _check(self, observation: Any) -> None:
-        """Refuse observations that are not like their space: NumPy would broadcast or cut them."""
+        """Refuse observations that differ from their space: NumPy would broadcast or cut them."""
         leaves = matched(observation, self._space)
         if leaves is None:
             raise CollectorError(
@@ -296,7 +296,7 @@ class Stepper:
         for (path, spec), leaf in zip(paths(self._space), leaves, strict=True):
             array = np.asarray(leaf)
             if array.dtype != spec.dtype and not np.can_cast(array.dtype, spec.dtype):
-                self._narrows = True  # then each observation is checked
+                self._narrows = True  # the caller then checks each observation
                 if array.dtype.kind in "iuf" and spec.dtype.kind in "iuf":
                     cast(array, spec.dtype, f"observation{path}")
             what = f"observation{path} must be"
@@ -314,9 +314,9 @@ def _reward_shape(envs: Any) -> tuple[int, ...]:
 
 
 def derived_seed(seed: int) -> int:
-    """Return another number, in 31 bits, made of a seed: the same one would draw equal noise."""
+    """Return another seed of 31 bits, as the same seed would draw equal noise."""
     return int(np.random.SeedSequence([seed, _SALT]).generate_state(1)[0] >> 1)
 
 
 _SALT = 0x706F6C
-"""Any number; the same in all versions, or runs would not be repeated."""
+"""An arbitrary constant, which no version changes, so that runs can be repeated."""

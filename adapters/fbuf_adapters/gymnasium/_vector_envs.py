@@ -1,4 +1,4 @@
-"""Vector environments of all kinds: how they reset, how they are closed, and which one failed."""
+"""Vector environments of all kinds: modes of reset, closing, and reports of failures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Autoreset = Literal["same_step", "next_step", "disabled"]
 """The modes by their names in `fbuf.init`."""
 
 _PATIENCE = 5.0
-"""Seconds that processes have to end."""
+"""Seconds for processes to end."""
 
 
 def autoreset(envs: Any) -> Autoreset:
@@ -47,7 +47,7 @@ def autoreset(envs: Any) -> Autoreset:
 
 
 def limit_time(envs: Any, seconds: float) -> None:
-    """Have a step or a reset raise when it has taken so long, if the environments support that.
+    """Set a time limit for steps and resets, if the environments support that.
 
     Gymnasium's `AsyncVectorEnv` has a limit in `step_wait` and `reset_wait`, but its `step` and
     `reset` do not set it. The two are replaced on the object, so that they hold in wrappers, too.
@@ -56,7 +56,7 @@ def limit_time(envs: Any, seconds: float) -> None:
     for name in ("step_wait", "reset_wait"):
         wait = getattr(type(base), name, None)
         if wait is not None and "timeout" in inspect.signature(wait).parameters:
-            # By a proxy, so that environments without a reference are gone at once.
+            # A proxy, so that unused environments are freed at once.
             setattr(base, name, functools.partial(_waited, weakref.proxy(base), wait, seconds))
 
 
@@ -65,7 +65,7 @@ def _waited(base: Any, wait: Any, seconds: float) -> Any:
         return wait(base, timeout=seconds)
     except (multiprocessing.TimeoutError, TimeoutError) as error:
         hanging = [number for number, pipe in enumerate(base.parent_pipes) if not pipe.poll()]
-        end_processes(base)  # one that hangs would answer a later call
+        end_processes(base)  # a late answer would go to a later call
         who = ", ".join(map(str, hanging))
         raise CollectorError(
             f"Collector: environment {who} hangs, for {seconds:g} s now (timeout={seconds:g}); the "
@@ -74,11 +74,11 @@ def _waited(base: Any, wait: Any, seconds: float) -> Any:
 
 
 def close(envs: Any) -> None:
-    """Close environments. Processes that would not answer are ended first."""
+    """Close environments, and first end processes that would not answer."""
     base = envs.unwrapped
     if getattr(base, "processes", []) and not getattr(base, "closed", False) and not _answer(base):
         end_processes(envs)
-        if hasattr(base, "_state"):  # it would wait for the answer of a process that is gone
+        if hasattr(base, "_state"):  # it would wait for the answer of an ended process
             base._state = type(base._state)("default")
         envs.close(terminate=True)
         return
@@ -86,7 +86,7 @@ def close(envs: Any) -> None:
 
 
 def end_processes(envs: Any) -> None:
-    """End the processes of environments, if they have any: a call that waits for one then fails."""
+    """End the processes of environments, if any, so that a waiting call fails."""
     processes: list[Any] = getattr(envs.unwrapped, "processes", [])
     for process in processes:
         process.terminate()
@@ -99,7 +99,7 @@ def end_processes(envs: Any) -> None:
 
 
 def _answer(base: Any) -> bool:
-    """Return whether all processes live, and none is in the middle of a call."""
+    """Return whether all processes live, and are idle."""
     waiting = getattr(getattr(base, "_state", None), "value", "default")
     pipes: list[Any] = getattr(base, "parent_pipes", [])
     alive = all(process.is_alive() for process in base.processes)
@@ -107,7 +107,7 @@ def _answer(base: Any) -> bool:
 
 
 def failed(envs: Any, error: BaseException) -> str | None:
-    """Return in words which environment raised, or whose process has ended; None if unknown."""
+    """Return a text with the environment that raised or ended; None if unknown."""
     if isinstance(error, CollectorError):  # its message names the environment
         return None
     base = envs.unwrapped

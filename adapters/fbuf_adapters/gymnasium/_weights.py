@@ -1,4 +1,4 @@
-"""Weights of a policy: their form, and memory in which processes read the newest ones."""
+"""Weights of a policy: their structure, and shared memory with the newest ones."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from fbuf_adapters.gymnasium._shared_memory import SharedMemory, arrays_in, size
 from fbuf_adapters.gymnasium._spaces import Spec, map_leaves, paths
 
 _HEADER = 64
-"""Bytes before the arrays: the number of writes, and of each slot its write and a checksum."""
+"""The header: the number of writes, and for each slot its write number and checksum."""
 
 _SLOTS = 2
-"""The number of versions in memory: one is read while the next is written."""
+"""The number of slots: one is read while the next is written."""
 
 
 class WeightsForm:
@@ -72,7 +72,7 @@ class SharedWeights:
         self.publish(tree)
 
     def attach(self, memory: SharedMemory) -> None:
-        """Use this memory: a process unpickles the rest, and gets the memory as an argument."""
+        """Use this memory, which a process gets as an argument, beside the unpickled rest."""
         self.memory = memory
         size = size_of(self._form.specs)
         self._writes = np.ndarray((1,), np.int64, memory.buffer)
@@ -96,7 +96,7 @@ class SharedWeights:
         return self.version
 
     def read(self) -> tuple[int, Any]:
-        """Return the newest version, and its weights, in memory of their own."""
+        """Return the newest version, and a copy of its weights."""
         while True:
             write = int(self._writes[0])
             slot, data = self._slot(write)
@@ -106,7 +106,7 @@ class SharedWeights:
             time.sleep(1e-4)
 
     def _slot(self, write: int) -> tuple[Any, Any]:
-        """Return the slot of a write: its number and checksum, and the bytes."""
+        """Return the slot of a write: its header and its bytes."""
         return self._slots[write % _SLOTS], self._data[write % _SLOTS]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def _of_arrays(tree: Any, path: str, owner: str) -> Any:
     if isinstance(tree, list | tuple):
         parts = [_of_arrays(part, f"{path}[{i}]", owner) for i, part in enumerate(tree)]
         return parts if isinstance(tree, list) else tuple(parts)
-    detach = getattr(tree, "detach", None)  # a tensor: NumPy takes none with a gradient, or of GPUs
+    detach = getattr(tree, "detach", None)  # a tensor: NumPy refuses gradients and GPUs
     array = np.asarray(tree if detach is None else detach().cpu())
     if array.dtype.hasobject:
         raise CollectorError(

@@ -36,7 +36,7 @@ _NOTHING = object()
 
 
 class WorkerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """One environment of a worker, which keeps its last observation for errors."""
+    """A wrapper of an environment that keeps the last observation for errors."""
 
     def __init__(self, env: Any, number: int, note: Callable[[], None]) -> None:
         """Call `note` at each step."""
@@ -58,17 +58,17 @@ class WorkerEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         returned = self.env.step(action)
         self._returned = returned[0]
         if len(returned) == 5 and (returned[2] or returned[3]):
-            # It is kept over the reset, which may write to the same array.
+            # The copy survives the reset, which may write to the same array.
             return copy.deepcopy(returned[0]), *returned[1:]
         return returned
 
     def difference(self) -> str | None:
-        """Return how the last observation differs from its space: NumPy's errors name neither."""
+        """Return the difference of the last observation from its space, for errors."""
         if self._returned is _NOTHING:
             return None
         try:
             specs = _spaces.space_specs(self.env.observation_space, "")
-        except Exception:  # the space cannot be stored: that error is the one that was raised
+        except Exception:  # the space cannot be stored, which was the error
             return None
         leaves = _spaces.matched(self._returned, specs)
         if leaves is None:
@@ -86,7 +86,7 @@ class WorkerPolicy:
     """The policy of a worker."""
 
     def __init__(self, policy: Any, heartbeat: _messages.Heartbeat) -> None:
-        """Note when the policy acts; stop when the heartbeat says so."""
+        """Record in the heartbeat that the policy acts; stop if the heartbeat says so."""
         self._policy = policy
         self._heartbeat = heartbeat
 
@@ -97,13 +97,13 @@ class WorkerPolicy:
         return self._policy(observation)
 
     def __getattr__(self, name: str) -> Any:
-        """Return a method of the policy, such as `seed` and `load`, which is about to be called."""
+        """Return a method of the policy, such as `seed`, and record its call in the heartbeat."""
         self._heartbeat.at(_messages.POLICY)
         return getattr(self._policy, name)
 
 
 class WorkerEnvs:
-    """Makes, steps and closes the environments of one worker, and finds the one that failed."""
+    """The environments of one worker: makes, steps and closes them, and reports failures."""
 
     def __init__(self, heartbeat: _messages.Heartbeat) -> None:
         self._heartbeat = heartbeat
@@ -130,7 +130,7 @@ class WorkerEnvs:
             autoreset_mode=AutoresetMode.SAME_STEP,
         )
         self._with_vector_rewards()
-        _seed(derived_seed(seed))  # also modules that the environments have imported
+        _seed(derived_seed(seed))  # the environments may have imported them
         own = WorkerPolicy(policy, self._heartbeat)
         self._stepper = Stepper(self._vector, own, seed=seed, info=info, observe=observe)
         return weights
@@ -144,9 +144,9 @@ class WorkerEnvs:
             vector._rewards = np.zeros((len(self._envs), *space.shape))
 
     def load(self, version: int, read: Callable[[], tuple[int, Any]]) -> None:
-        """Act with the weights that `read` returns, if `version` is newer than that of now."""
+        """Use the weights of `read`, if `version` is newer than the current one."""
         if version > self._version:
-            self._heartbeat.at(_messages.POLICY)  # reading takes time, too
+            self._heartbeat.at(_messages.POLICY)  # reading counts as acting
             self._version, tree = read()
             self._stepper.load(tree, self._version)
 
@@ -159,7 +159,7 @@ class WorkerEnvs:
     def fill(
         self, command: _messages.Command, load: Callable[[], None], put: Callable[[StepChunk], Any]
     ) -> tuple[_messages.Filled, Any]:
-        """Make a chunk, by a policy that `load` may give new weights, and `put` it to its place."""
+        """Make a chunk, after `load` has updated the policy, and pass it to `put`."""
         got = time.perf_counter()
         waited = got - self._idle_since
         if command.newest:
@@ -196,7 +196,7 @@ class WorkerEnvs:
 
 
 def _seed(seed: int) -> None:
-    """Seed the global generators: their copies would act alike in all workers."""
+    """Seed the global generators, whose copies would be equal in all workers."""
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002  users draw from the global one
     if "torch" in sys.modules:
@@ -227,7 +227,7 @@ def work(job: ProcessJob, connection: Any) -> None:
     except _messages.Stopped:
         envs.close()
     except BaseException as error:
-        # Before anything is closed, which may hang.
+        # Before closing, which may hang.
         with contextlib.suppress(OSError):
             connection.send(envs.failed(error))
         with contextlib.suppress(Exception):  # an environment that failed may fail to close, too
@@ -257,7 +257,7 @@ def _serve(job: ProcessJob, connection: Any, envs: WorkerEnvs) -> None:
 def _next(connection: Any) -> _messages.Command:
     try:
         command = connection.recv()
-    except (EOFError, OSError):  # the learner has gone
+    except (EOFError, OSError):  # the learner has ended
         raise _messages.Stopped from None
     if command is None:
         raise _messages.Stopped
@@ -269,7 +269,7 @@ def _watch_parent(by_kernel: bool) -> None:
     parent = processes.parent_process()
     assert parent is not None
     if by_kernel and sys.platform == "linux":
-        # Also out of a call that never returns.
+        # Also during a call that never returns.
         set_death_signal = 1
         ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
     ends = [parent.sentinel]

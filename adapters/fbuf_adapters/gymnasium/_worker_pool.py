@@ -30,21 +30,21 @@ from fbuf_adapters.gymnasium._messages import (
 from fbuf_adapters.gymnasium._shared_memory import SharedChunks
 
 Mode = Literal["async", "sync"]
-"""Workers run on while you learn, or make the steps that you ask for."""
+"""`"async"`: workers step while you learn; `"sync"`: they make the steps of each call."""
 
 _RENAMED = {"free": "async", "barrier": "sync"}
 
 _POLL = 0.5
-"""Seconds between two looks at whether a worker hangs."""
+"""Seconds between two checks for hanging workers."""
 
 _PAUSED = 1.5
-"""A look that takes so many seconds longer was itself stopped meanwhile."""
+"""If a check is this many seconds late, the learner itself was paused."""
 
 _PATIENCE = 1.5
-"""Seconds that workers have to close their environments."""
+"""Seconds for workers to close their environments."""
 
 _START = 60.0
-"""Seconds that a worker may take at least to start: it imports the user's modules."""
+"""The least limit for the start of a worker, which imports the user's modules, in seconds."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +74,7 @@ class PoolOptions:
 
     def __post_init__(self) -> None:
         plural = "processes" if self.noun == "process" else "workers"
-        # A seed for users who give none: two collectors must not make the same episodes.
+        # A random default seed: two collectors must not make the same episodes.
         seed = secrets.randbelow(2**30) if self.given_seed is None else self.given_seed
         counts = {plural: self.workers, f"envs_per_{self.noun}": self.envs_per_worker}
         for name, value in {**counts, "chunk": self.chunk, "slots": self.slots}.items():
@@ -125,11 +125,11 @@ class PoolOptions:
 
 
 class Ended(Exception):
-    """A worker cannot go on. The arguments say how it ended, and where, if that is known."""
+    """A worker has failed. The arguments say how it ended, and where, if known."""
 
 
 class PoolWorker(abc.ABC):
-    """A process or an actor, as the learner sees it. It is started when it is made."""
+    """The learner's handle of a process or an actor, which starts at once."""
 
     def __init__(
         self, options: PoolOptions, number: int, payload: Any, weights: Any, chunks: SharedChunks
@@ -141,7 +141,7 @@ class PoolWorker(abc.ABC):
         self.ready = False
         """The worker has sent the spec of a row."""
         self.commands: collections.deque[Command] = collections.deque()
-        """Commands that have not been answered."""
+        """The number of unanswered commands."""
         self.filled: collections.deque[Filled] = collections.deque()
         """Slots that wait for the learner."""
         self._options = options
@@ -150,31 +150,31 @@ class PoolWorker(abc.ABC):
         self._chunks = chunks
         self._seed = options.seed + first
         self._heard = time.monotonic()
-        """A time before which its silence does not count."""
+        """The time from which on silence counts."""
         self._start()
 
     def resumed(self) -> None:
-        """Measure its silence anew: the learner was paused, by a Ctrl-Z say, and perhaps it too."""
+        """Restart the clock of its silence after a pause of the learner, such as a Ctrl-Z."""
         self._heard = time.monotonic()
 
     def restart(self) -> None:
-        """Start it anew with other seeds: with the same ones it might fail at the same step."""
+        """Restart the worker with other seeds, as equal ones might repeat the failure."""
         self.end()
         self.ready = False
         self._seed += self._options.num_envs
         self._start()
 
     def command(self, command: Command) -> None:
-        """Have it fill a slot, when it has started."""
+        """Have the worker fill a slot, once it has started."""
         self.commands.append(command)
         if self.ready:
             self._send(command)
 
     def _take(self, message: Ready | Filled | Failed) -> Any:
-        """Take a message, and return the spec of a row if it has just made its environments.
+        """Process a message; return the spec of a row if the worker has made its environments.
 
         Raises:
-            Ended: If an exception of its own has ended it.
+            Ended: If an exception has ended the worker.
         """
         if isinstance(message, Failed):
             trace = f"\n\nIn that {self._options.noun}:\n{message.trace}"
@@ -184,16 +184,16 @@ class PoolWorker(abc.ABC):
             self.filled.append(message)
             return None
         self.ready = True
-        for command in self.commands:  # those of an earlier life
+        for command in self.commands:  # from before a restart
             self._send(command)
         return message.spec
 
     def _patience(self, starting: bool) -> float:
-        """Return the seconds after which it hangs."""
+        """Return the seconds of silence that mean a hang."""
         return max(self._options.timeout, _START) if starting else self._options.timeout
 
     def _refuse_hanging(self, place: int, seconds: float) -> None:
-        """Raise `Ended` if it has been in a place for too long."""
+        """Raise `Ended` if the worker has been in a place for too long."""
         if seconds > self._patience(place in (STARTING, IMPORTING)):
             timeout = f"timeout={self._options.timeout:g}"
             if place == IMPORTING:
@@ -209,34 +209,34 @@ class PoolWorker(abc.ABC):
     @property
     @abc.abstractmethod
     def waitable(self) -> list[Any]:
-        """The objects that the pool's `wait` waits for: they are ready if it sends or ends."""
+        """The objects for the pool's `wait`: ready if the worker sends or ends."""
 
     @abc.abstractmethod
     def listen(self) -> Any:
-        """Take its messages.
+        """Take the messages of the worker.
 
         Returns:
-            The spec of a row, if it has just made its environments, or else None.
+            The spec of a row, if the worker has just made its environments, or else None.
 
         Raises:
-            Ended: If it cannot go on.
+            Ended: If the worker has failed.
         """
 
     @abc.abstractmethod
     def stop(self) -> None:
-        """Ask it to end."""
+        """Ask the worker to end."""
 
     @abc.abstractmethod
     def end(self, patience: float = 0.0) -> None:
-        """End it, after so many seconds at most."""
+        """End the worker, after at most `seconds`."""
 
     @abc.abstractmethod
     def _start(self) -> None:
-        """Start it with its number, its environments and its seed."""
+        """Start the worker with its number, its environments and its seed."""
 
     @abc.abstractmethod
     def _send(self, command: Command) -> None:
-        """Send it a command."""
+        """Send the worker a command."""
 
 
 class WorkerPool:
@@ -245,7 +245,7 @@ class WorkerPool:
     Args:
         options: The options of the collector.
         workers: The workers, made one by one, which starts them.
-        wait: `wait(waitables, seconds)` returns when one of these is ready, or after so long.
+        wait: `wait(waitables, seconds)` returns when any of these is ready, or after the seconds.
         chunks: The memory of their chunks.
     """
 
@@ -260,7 +260,7 @@ class WorkerPool:
         self.spec: Any = None
         self.workers: list[PoolWorker] = []
         self.waited = 0.0
-        """Seconds that the learner has waited for them."""
+        """Seconds that the learner has waited for workers."""
         self.closed = False
         self._owner, self._noun = options.owner, options.noun
         self._restarts = 0
@@ -302,7 +302,7 @@ class WorkerPool:
                 for worker in self.workers:
                     worker.resumed()
         failure: CollectorError | None = None
-        with uninterrupted():  # a message that was taken does not come again
+        with uninterrupted():  # a taken message does not come again
             for worker in self.workers:
                 try:
                     spec = worker.listen()
@@ -317,7 +317,7 @@ class WorkerPool:
             raise failure
 
     def _failed(self, worker: PoolWorker, ended: Ended) -> CollectorError | None:
-        """Start a worker anew, or return the error that it cannot go on."""
+        """Restart a worker, or return the error that ends the collection."""
         first, last = worker.envs.start, worker.envs.stop - 1
         of = f"environment {first}" if first == last else f"environments {first} to {last}"
         reason, trace = ended.args
@@ -344,8 +344,8 @@ class WorkerPool:
             )
 
     def close(self) -> None:
-        """End all workers, hanging ones too."""
-        if self.closed or os.getpid() != self._process:  # a forked process has no part in them
+        """End all workers, also hanging ones."""
+        if self.closed or os.getpid() != self._process:  # a forked process owns no worker
             return
         with uninterrupted():  # a second Ctrl-C would leave some running; this takes seconds
             self.closed = True

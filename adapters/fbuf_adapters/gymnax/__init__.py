@@ -2,7 +2,7 @@
 
 import importlib.util
 
-# Looked for, and not imported: an import that computes makes JAX look for its devices, and
+# Only checked, not imported: its import computes, which initialises JAX's devices.
 # `jax.distributed.initialize` has to come before.
 if importlib.util.find_spec("gymnax") is None:
     raise ImportError("fbuf_adapters.gymnax needs gymnax: pip install gymnax")

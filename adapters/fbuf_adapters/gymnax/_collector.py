@@ -1,4 +1,4 @@
-"""Steps gymnax's environments, and adds what comes to a buffer."""
+"""A collector that steps gymnax's environments, and adds the steps to a buffer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Collector(ScanCollector):
         env: The environment, of gymnax 1.0 or newer: its `step` returns six values.
         policy: `policy(params, observation, key) -> action`, or `-> (action, extras)`, all of them
             of shape `[num_envs, ...]`; the extras are a dict.
-        params: The weights to begin with, any tree; `publish` gives it others.
+        params: The initial weights, any tree; `publish` replaces them.
         num_envs: The number of environments.
         key: The random key of the environments and the policy.
         env_params: The parameters of the environment; None is its default.
@@ -88,4 +88,4 @@ class Collector(ScanCollector):
         super().__init__(reset, step, policy, params, num_envs, key, blank)
 
 
-Collector.__module__ = "fbuf_adapters.gymnax"  # where users find it
+Collector.__module__ = "fbuf_adapters.gymnax"  # its public module

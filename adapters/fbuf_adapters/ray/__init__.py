@@ -1,7 +1,7 @@
 """Rows from Gymnasium's environments on many machines into a buffer, by actors of Ray.
 
 An actor that only steps environments imports modules of this package. So the package itself imports
-JAX only when the collector is asked for.
+JAX only at the first use of the collector.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ try:
     import gymnasium  # noqa: F401  # pyright: ignore[reportUnusedImport]
     import ray  # noqa: F401  # pyright: ignore[reportUnusedImport]
 except ModuleNotFoundError as _error:
-    if _error.name not in ("ray", "gymnasium"):  # they are there, and lack something themselves
+    if _error.name not in ("ray", "gymnasium"):  # installed packages that lack a dependency
         raise
     raise ImportError(
         'fbuf_adapters.ray needs Ray and Gymnasium: pip install "fbuf[ray]"'
@@ -28,7 +28,7 @@ __all__ = ["Collector", "CollectorError"]
 __dir__ = __all__.copy  # `dir` shows the public names alone
 
 
-if not TYPE_CHECKING:  # there every name would do
+if not TYPE_CHECKING:  # there any name is accepted
 
     def __getattr__(name: str) -> Any:
         if name == "Collector":

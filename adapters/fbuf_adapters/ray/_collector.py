@@ -21,7 +21,7 @@ from fbuf_adapters.ray._stepping import CONTROL, Stamped, Stepping
 _Stepping: Any = cast(Any, ray.remote)(concurrency_groups={CONTROL: 1})(Stepping)
 
 _ANSWER = 5.0
-"""Seconds that an actor may take to say where it is: longer if a call holds Python's lock."""
+"""The limit for an actor's report of its place, which a call with Python's lock delays."""
 
 _NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
 
@@ -29,7 +29,7 @@ _PLACED = {"num_cpus": 1, "num_gpus": 0, "scheduling_strategy": "SPREAD"}
 """The default options of actors."""
 
 _TAKEN = ("concurrency_groups", "lifetime", "max_concurrency", "max_restarts", "name")
-"""The options that the collector sets itself."""
+"""The reserved options, which the collector sets."""
 
 
 class Collector(PoolCollector):
@@ -149,7 +149,7 @@ class Collector(PoolCollector):
         super().__init__(options, kind, wait, payload, published)
 
 
-Collector.__module__ = "fbuf_adapters.ray"  # where users find it
+Collector.__module__ = "fbuf_adapters.ray"  # its public module
 
 
 class ObjectStoreWeights:
@@ -165,7 +165,7 @@ class ObjectStoreWeights:
 
     def publish(self, tree: Any) -> int:
         """Replace the weights, and return the version of the new ones."""
-        reference = ray.put(self._form.checked(tree))  # it copies them
+        reference = ray.put(self._form.checked(tree))  # Ray copies them
         self.version += 1
         self.stamped: Stamped = (self.version, [reference])
         for reader in self.readers:
@@ -174,7 +174,7 @@ class ObjectStoreWeights:
 
 
 class ActorWorker(PoolWorker):
-    """An actor, whose chunks come through Ray's object store."""
+    """The handle of an actor, whose chunks come through Ray's object store."""
 
     def __init__(self, placed: dict[str, Any], *given: Any) -> None:
         """Start it with these options of Ray; the payload is a reference to bytes."""
@@ -184,7 +184,7 @@ class ActorWorker(PoolWorker):
             self._weights.readers.append(self)
 
     def _start(self) -> None:
-        self._heard = time.monotonic()  # the last answer, or the last change of its place
+        self._heard = time.monotonic()  # the time of the last answer or move
         self._question: Any = None
         self._asked = 0.0
         self._closing: Any = None
@@ -195,7 +195,7 @@ class ActorWorker(PoolWorker):
 
     @property
     def waitable(self) -> list[Any]:
-        """The oldest answers that have not come."""
+        """The oldest pending answers."""
         return [*list(self._answers)[:1], *([] if self._question is None else [self._question])]
 
     def publish(self) -> None:
@@ -212,11 +212,11 @@ class ActorWorker(PoolWorker):
         self._answers.append(self._actor.fill.remote(command, self._stamped))
 
     def listen(self) -> Any:
-        """Take its messages. Chunks are copied at once: its machine may be gone later."""
+        """Take the messages. Chunks are copied at once, as the machine may disappear."""
         while self._answers and _has_come(self._answers[0]):
             message = _got(self._answers.popleft())
             self._heard = time.monotonic()
-            if message is None:  # it was stopped: another thread closes the collector
+            if message is None:  # stopped by another thread that closes the collector
                 return None
             if not isinstance(message, Failed | Ready):
                 message, chunk = message
@@ -229,7 +229,7 @@ class ActorWorker(PoolWorker):
         return None
 
     def _ask_if_silent(self) -> None:
-        """Ask it where it is, if it has been silent for long."""
+        """Ask a long silent actor for its place."""
         now = time.monotonic()
         quiet = now - self._heard
         if quiet <= self._options.timeout:
@@ -239,7 +239,7 @@ class ActorWorker(PoolWorker):
         elif _has_come(self._question):
             place, seconds = _got(self._question)
             self._question = None
-            # If it waits, its answer is on the way, or Ray reports the loss.
+            # If the actor waits, its answer is on the way, or Ray reports the loss.
             self._heard = now if place == WAITING else now - seconds
             if place != WAITING:
                 self._refuse_hanging(place, seconds)
@@ -257,13 +257,13 @@ class ActorWorker(PoolWorker):
             )
 
     def stop(self) -> None:
-        """Ask it to end."""
-        if ray.is_initialized():  # or else it has ended with Ray
+        """Ask the actor to end."""
+        if ray.is_initialized():  # otherwise it has ended with Ray
             self._actor.stop.remote()
             self._closing = self._actor.close.remote()
 
     def end(self, patience: float = 0.0) -> None:
-        """End it, after so many seconds at most."""
+        """End the actor, after at most `seconds`."""
         if ray.is_initialized():
             if self._closing is not None:
                 ray.wait([self._closing], timeout=patience)
@@ -271,7 +271,7 @@ class ActorWorker(PoolWorker):
 
 
 def wait(answers: list[Any], seconds: float) -> None:
-    """Return when one of these has come, or after so long."""
+    """Return when any of these has come, or after `seconds`."""
     if answers:
         ray.wait(answers, num_returns=1, timeout=seconds)
 

@@ -19,7 +19,7 @@ from fbuf_adapters.gymnasium._spaces import map_leaves
 from fbuf_adapters.gymnasium._worker_main import WorkerEnvs
 
 Stamped = tuple[int, list[Any]]
-"""A version, and a list with a reference to its weights. In a list Ray passes it on
+"""A version, and a list with a reference to the weights. In a list Ray passes it on
 as a reference, so weights cross only to actors that act with them."""
 
 CONTROL = "control"
@@ -53,7 +53,7 @@ class Stepping:
     def fill(
         self, command: _messages.Command, weights: Stamped | None
     ) -> tuple[_messages.Filled, StepChunk] | _messages.Failed | None:
-        """Make a chunk; None if it is not wanted any more."""
+        """Make a chunk; return None if the collector has been closed."""
         try:
             self._take(weights)
             return self._envs.fill(command, self._load, lambda chunk: chunk)
@@ -68,18 +68,18 @@ class Stepping:
 
     @ray.method(concurrency_group=CONTROL)
     def publish(self, weights: Stamped) -> None:
-        """Take these weights before the next chunk, unless they are older than known ones."""
+        """Use these weights for the next chunk, unless newer ones are known."""
         self._take(weights)
 
     @ray.method(concurrency_group=CONTROL)
     def where(self) -> tuple[int, float]:
-        """Return its place, and for how many seconds it has been there."""
+        """Return the place of the worker, and the seconds there."""
         place, since = self._heartbeat.where()
         return place, time.monotonic() - since
 
     @ray.method(concurrency_group=CONTROL)
     def stop(self) -> None:
-        """Make no more steps."""
+        """Stop making steps."""
         self._heartbeat.stop(True)
 
     def _take(self, weights: Stamped | None) -> None:
@@ -93,5 +93,5 @@ class Stepping:
         newest = self._newest
         if newest is not None:
             version, (reference,) = newest
-            # Copies: arrays in Ray's store cannot be written to.
+            # Copies, as arrays in Ray's store are read-only.
             self._envs.load(version, lambda: (version, map_leaves(np.array, ray.get(reference))))

@@ -1,4 +1,4 @@
-"""All that is suspicious in a buffer: one family of findings a file."""
+"""Findings: suspicious facts about a buffer, one family a file."""
 
 from __future__ import annotations
 

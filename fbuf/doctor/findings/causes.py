@@ -1,9 +1,9 @@
-"""Rewards and actions that belong to another row: a regression explains them by that row better.
+"""Rewards and actions of another row: a regression on that row explains them better.
 
 The observation, the action and the next observation of a row explain its reward. The observation
 and the action explain the change of the observation. If those of another row explain it better,
-rows were put together wrongly. Whether a regression of such simple terms explains anything depends
-on the task; where it does not, nothing is said.
+fields were joined wrongly. In some tasks a regression with such simple terms explains nothing; then
+there is no finding.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fbuf.doctor.stretches import ACTIONS, Stretch, named
 from fbuf.storage.ring import TERMINATED
 
 _FEW = 200
-"""The rows of all environments below which a regression says nothing."""
+"""The fewest rows of all environments for a regression."""
 
 _WIDE = 24
 """The most numbers of a row; with more, a regression would need too many rows."""
@@ -32,13 +32,13 @@ _KINDS = 16
 """The most values of a discrete action."""
 
 _BETTER = 4.0
-"""The factor by which the error by another row must be smaller."""
+"""The factor by which the error with another row must be smaller."""
 
 _GOOD = 0.5
-"""The share of the variance that the other row must explain."""
+"""The share of the variance to explain by the other row."""
 
 _DISCOUNTS = (0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 0.997, 0.999)
-"""Factors that rewards may have been multiplied by, once for each step."""
+"""Discounts that may have been multiplied into rewards, once for each step."""
 
 _REMEDY = (
     "Put into a row what one step was given and returned: observation, action, then its reward. "
@@ -63,7 +63,7 @@ def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
 
 
 def _actions(stretches: Sequence[Stretch], discrete: bool) -> list[Rows]:
-    """Return the actions as numbers; one for each value of a discrete one, if these are few."""
+    """Return the actions as numbers; a discrete action with few values as one-hot numbers."""
     each = [of.action for of in stretches]
     if discrete and each[0].shape[1] == 1:
         values = np.unique(np.concatenate(each))
@@ -104,7 +104,7 @@ def _rewards(stretches: Sequence[Stretch], actions: Sequence[Rows]) -> Iterator[
 
 
 def _step(of: Stretch, action: Rows) -> Rows:
-    """Return what a step was given, and what it led to: `[n, numbers]`."""
+    """Return the observation and action of a step, and its next observation: `[n, numbers]`."""
     later = np.concatenate([of.observation[1:], of.observation[-1:]])
     if of.following is not None:
         later = np.where(of.known[:, None], of.following, of.observation)
@@ -114,13 +114,13 @@ def _step(of: Stretch, action: Rows) -> Rows:
 
 
 def _turned(stretches: Sequence[Stretch], steps: Sequence[Rows]) -> list[Rows] | None:
-    """Return the steps of the environment before, beside each; None without as many rows of it."""
+    """Return the steps of the previous environment beside each step; None if it has fewer rows."""
     sizes = {of.flags.size for of in stretches}
     return None if len(stretches) < 2 or len(sizes) > 1 else [*steps[-1:], *steps[:-1]]
 
 
 def _reward(name: str, own: float, other: float) -> Finding:
-    """Say whose the rewards are."""
+    """Yield the finding that rewards belong to another row."""
     whose, where = {
         "late": ("the row before", "one row late"),
         "early": ("the row after", "one row early"),
@@ -142,18 +142,18 @@ def _discounted(
     ages = [_age(of) for of in stretches]
     known = [(age >= 0) & np.isfinite(of) for age, of in zip(ages, rewards, strict=True)]
     pick = lambda each: np.concatenate([of[ok] for of, ok in zip(each, known, strict=True)])
-    age, reward, given = pick(ages), pick(rewards), pick(steps)
+    age, reward, terms = pick(ages), pick(rewards), pick(steps)
     if age.size < _FEW:
         return
     same = (age[1:] == age[:-1] + 1) & (reward[:-1] != 0) & (reward[1:] != 0)
     shares = reward[1:][same] / reward[:-1][same]
     usual = [float(np.median(shares))] if shares.size >= _FEW // 2 else []
-    own = unexplained(given, reward)
+    own = unexplained(terms, reward)
     for gamma in (*(of for of in usual if 0.5 < of < 0.9999), *_DISCOUNTS):
         undone = reward / np.maximum(gamma**age, 1e-6)
         size = float(np.abs(undone).max())
         constant = size > 0 and undone.std() <= 1e-3 * size
-        if constant or (own > 0.02 and _is_better(unexplained(given, undone), own, 0.9)):
+        if constant or (own > 0.02 and _is_better(unexplained(terms, undone), own, 0.9)):
             yield Finding(
                 "warning",
                 "rewards_discounted",
@@ -191,7 +191,7 @@ def _moves(stretches: Sequence[Stretch], actions: Sequence[Rows]) -> Iterator[Fi
         for name, action in by_row.items()
     }
     if unexplained(before, by_row["own"]) < 0.5:
-        # The policy tells where the next row is by its action there, in order or not.
+        # The next action of the policy reveals the next state, so it is no evidence.
         del errors["late"]
     own = errors.pop("own")
     name = min(errors, key=lambda name: errors[name])
@@ -208,12 +208,12 @@ def _moves(stretches: Sequence[Stretch], actions: Sequence[Rows]) -> Iterator[Fi
 
 
 def _is_better(other: float, own: float, good: float = _GOOD) -> bool:
-    """Tell whether another row explains much more, and enough."""
+    """Tell whether another row explains enough, and much more than the own row."""
     return other <= 1 - good and own >= _BETTER * (other + 1e-3)
 
 
 def unexplained(given: Rows, target: Rows) -> float:
-    """Return the share of the variance that a regression leaves, of rows that it has not seen.
+    """Return the share of the variance that a regression leaves unexplained on held-out rows.
 
     Args:
         given: `[rows, numbers]`.

@@ -1,4 +1,4 @@
-"""Rows that do not go on as they say: next observations of other rows, ends at the wrong rows."""
+"""Broken sequences: next observations of other rows, ends at the wrong rows."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from fbuf.storage.next_obs import alike
 from fbuf.storage.ring import TERMINATED, TRUNCATED
 
 _FEW = 16
-"""The least rows that say something."""
+"""The fewest rows for a finding."""
 
 _ENDS = 5
-"""The least ends of episodes that say something."""
+"""The fewest ends of episodes for a finding."""
 
 _SHIFTS = (-1, 2, 3, 4, 5)
-"""The numbers of rows to the observation that a wrong next observation may be."""
+"""The shifts to try: how far away the row of a wrong next observation may be."""
 
 
 def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
@@ -47,7 +47,7 @@ def _lost(found: Found) -> Iterator[Finding]:
     """Find ends whose next observation is not known."""
     counts = [lost(part.state.ring, part.state.next_obs) for part in found.parts]
     rows, ends = (sum(of) for of in zip(*counts, strict=True))
-    if not rows or "LOST_NEXT" in found.figures["faults"]:  # which has a finding of its own
+    if not rows or "LOST_NEXT" in found.figures["faults"]:  # which has its own finding
         return
     yield Finding(
         "warning",
@@ -60,15 +60,15 @@ def _lost(found: Found) -> Iterator[Finding]:
 
 
 def _same(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Tell which rows are equal but for a rounding: bool `[n]`."""
+    """Return a mask of rows that are equal up to rounding: bool `[n]`."""
     return np.asarray(alike(one, other).all(axis=1))
 
 
 def _moves(stretches: Sequence[Stretch]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Return the size of each number, and how far inner rows are from the following ones."""
+    """Return the size of each number, and the distances from inner rows to following rows."""
     everything = np.concatenate([of.observation for of in stretches])
     size = everything.std(axis=0)
-    size[size == 0] = np.inf  # what never changes says nothing
+    size[size == 0] = np.inf  # constant numbers are no evidence
     moved = [_far(of.observation[:-1], of.observation[1:], size)[of.inner] for of in stretches]
     return size, np.concatenate(moved)
 
@@ -76,14 +76,14 @@ def _moves(stretches: Sequence[Stretch]) -> tuple[np.ndarray[Any, Any], np.ndarr
 def _far(
     one: np.ndarray[Any, Any], other: np.ndarray[Any, Any], size: np.ndarray[Any, Any]
 ) -> np.ndarray[Any, Any]:
-    """Return how far rows are from other ones."""
+    """Return the distances from rows to other rows."""
     return np.sqrt(np.mean(((one - other) / size) ** 2, axis=1))
 
 
 def _terminated(stretches: Sequence[Stretch]) -> Iterator[Finding]:
-    """Find terminated rows whose episode goes on in the following row, by a step as any other.
+    """Find terminated rows whose episode continues in the following row, by an ordinary step.
 
-    A program may store the observation of the reset there, for a target needs none. But that is
+    A program may store the observation of the reset there, as no target needs it. But that is
     further away than a step.
     """
     if not stretches:
@@ -120,8 +120,8 @@ def _terminated(stretches: Sequence[Stretch]) -> Iterator[Finding]:
 def _own_at_ends(found: Found, stretches: Sequence[Stretch]) -> Iterator[Finding]:
     """Find that the next observation of ends is the observation itself.
 
-    Where an episode terminated, no target needs it. But a broken episode tells that it was so in
-    all rows, of which `next_of` keeps those of ends.
+    After a termination no target needs it. But a broken episode shows that it was so in all rows;
+    `next_of` keeps only those of ends.
     """
     broken = Fault.BROKEN_EPISODE.name in found.figures["faults"]
     own = compared = stuck = 0
@@ -136,7 +136,7 @@ def _own_at_ends(found: Found, stretches: Sequence[Stretch]) -> Iterator[Finding
         compared += int(rows.sum())
     if own < compared or compared < (2 if broken else _ENDS):
         return
-    if stuck > 0.2 * compared:  # nothing moves there any more
+    if stuck > 0.2 * compared:  # nothing moves there
         return
     where = "ends of episodes" if broken else "truncated rows"
     yield Finding(
@@ -176,10 +176,10 @@ def _follows(stretches: Sequence[Stretch], shift: int) -> tuple[int, int]:
 
 
 def _of_other_rows(stretches: Sequence[Stretch], compared: int) -> Iterator[Finding]:
-    """Find where next observations come from, if not from the following row.
+    """Find the rows of next observations that are not from the following row.
 
-    Rows in no order have none of their next observations there. Those of n steps have them
-    further on, and never in another episode.
+    Rows in no order have no next observation there. Those of n-step rows lie further on, but never
+    in another episode.
     """
     for shift in _SHIFTS:
         equal, _ = _follows(stretches, shift)
@@ -202,16 +202,16 @@ def _of_other_rows(stretches: Sequence[Stretch], compared: int) -> Iterator[Find
 
 
 def _crosses(stretches: Sequence[Stretch], shift: int) -> bool:
-    """Tell whether next observations some rows later are of another episode, too.
+    """Tell whether next observations some rows later may come from another episode.
 
-    Those of n steps end with their episode. An index that is off by one does not.
+    Those of n steps end with their episode. A wrong index does not.
     """
     across = compared = 0
     for of in stretches:
         assert of.following is not None
         count = max(of.flags.size - shift, 0)
         passed = np.zeros(count, np.bool_)
-        for step in range(shift):  # an end lies in between
+        for step in range(shift):  # an end lies between them
             passed |= of.ends[step : step + count]
         (rows,) = np.nonzero(passed & of.there[:count])
         across += int(_same(of.following[rows], of.observation[rows + shift]).sum())
@@ -230,7 +230,7 @@ def _wrong(words: str, equal: int, compared: int) -> Finding:
 
 
 def _broken(stretches: Sequence[Stretch], breaks: int, compared: int) -> Finding:
-    """Say that some rows do not lead to the following one, and what ends have to do with it."""
+    """Yield the finding that rows do not lead to the following row, with advice on ends."""
     near = {-1: 0, 1: 0}
     for of in stretches:
         assert of.following is not None

@@ -1,4 +1,4 @@
-"""Rows that are copies: environments that are alike or frozen, and rows that are there twice."""
+"""Copies: identical or frozen environments, and rows that are stored twice."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from fbuf.doctor.look import Found
 from fbuf.doctor.stretches import OBSERVATIONS, Stretch, named
 
 _FEW = 64
-"""The rows of an environment below which equal ones say nothing."""
+"""The fewest rows of an environment for a finding."""
 
 _MOST = 0.8
-"""The share of observations like the one before that is suspicious."""
+"""The suspicious share of observations that equal the previous one."""
 
 _TWICE = 0.3
-"""The share of rows that are there already that is suspicious."""
+"""The suspicious share of rows that are stored twice."""
 
 
 _RUN = 8
-"""The rows of a run."""
+"""The number of rows in a run."""
 
 
 def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
@@ -42,7 +42,7 @@ def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
             "the row that you add.",
         )
     yield from _alike(lively)
-    # Few different values may well come again: places on a grid, say.
+    # Few distinct values may well repeat, such as places on a grid.
     kinds = {leaves[list(leaves)[number]].dtype.kind for number in named(leaves, OBSERVATIONS)}
     numbers = sum(of.observation.shape[1] for of in lively[:1])
     if lively and (kinds - {"i", "u", "b"} or numbers >= 64):
@@ -50,7 +50,7 @@ def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
 
 
 def _alike(stretches: list[Stretch]) -> Iterator[Finding]:
-    """Find environments that do the same."""
+    """Find identical environments."""
     alike: list[int] = []
     for at, of in enumerate(stretches):
         before = [one for one in stretches[:at] if one.flags.size == of.flags.size]
@@ -69,7 +69,7 @@ def _alike(stretches: list[Stretch]) -> Iterator[Finding]:
 
 
 def _repeated(stretches: list[Stretch]) -> Iterator[Finding]:
-    """Find observations that stay for some rows, and rows that are there twice."""
+    """Find observations that repeat for some rows, and rows that are stored twice."""
     stays = total = twice = rows = 0
     for of in stretches:
         same = (of.observation[1:] == of.observation[:-1]).all(axis=1)
@@ -97,9 +97,9 @@ def _repeated(stretches: list[Stretch]) -> Iterator[Finding]:
 
 
 def _copies(rows: np.ndarray[Any, Any]) -> int:
-    """Count the rows that are there already: one behind the other, or in a run of them.
+    """Count the repeated rows: copies of the row before, or a repeated run.
 
-    Single rows come again wherever a task has few states. A run of them does not.
+    In a task with few states single rows repeat, but no run does.
     """
     if rows.shape[0] < _RUN:
         return 0

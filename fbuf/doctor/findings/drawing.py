@@ -1,4 +1,4 @@
-"""Nothing can be drawn, or not from all episodes."""
+"""No row can be drawn, or none from short episodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fbuf.samplers.limited import Limited
 from fbuf.samplers.protocol.nested import nested
 
 _MANY = 0.1
-"""The share of rows in short episodes that is suspicious: a few of them are in every run."""
+"""The suspicious share of rows in short episodes: every run has a few."""
 
 
 def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
@@ -50,7 +50,7 @@ def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
 
 
 def _nothing(found: Found) -> Finding:
-    """Say why there is nothing to draw."""
+    """Return why no row can be drawn."""
     rows, window = found.figures["rows"], found.sampler.min_window
     start = f"There are {count(rows, 'row')}, and none can be drawn"
     stretches = (slots for lanes in found.lanes for lane in lanes for slots in lane.unbroken())

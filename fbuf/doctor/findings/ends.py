@@ -1,4 +1,4 @@
-"""Ends of episodes that are missing, everywhere, or of the wrong kind."""
+"""Ends of episodes: missing, at every row, or of the wrong kind."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from fbuf.doctor.text import count
 from fbuf.storage.ring import ENDS, TERMINATED, TRUNCATED, UNFINISHED
 
 _FEW = 64
-"""The rows, or steps of an environment, below which flags say nothing."""
+"""The fewest rows, or steps of an environment, for a finding on flags."""
 
 _LONG = 1000
-"""The steps after which most episodes have ended."""
+"""The usual largest length of an episode, in steps."""
 
 _ONE = 10_000
-"""The steps from which on it is strange that all rows of an environment are one episode."""
+"""The fewest steps of an environment in one episode that are suspicious."""
 
 _SHORT = 10
-"""Episodes so short have no limit of time."""
+"""Shorter episodes have no time limit."""
 
 _ALL = 0.9
-"""The share of terminated rows that is suspicious."""
+"""The suspicious share of terminated rows."""
 
 _FIELDS = frozenset(
     {"done", "dones", "terminal", "terminals", "terminated", "truncated", "timeout"}
 )
-"""Names of fields that say the end of an episode."""
+"""Names of fields that flag the end of an episode."""
 
 
 def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
@@ -40,7 +40,7 @@ def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
         return
     flags = found.flags
     terminated = int((flags & TERMINATED > 0).sum())
-    ends = int(((flags & ENDS > 0) & (flags & UNFINISHED == 0)).sum())  # those of the task
+    ends = int(((flags & ENDS > 0) & (flags & UNFINISHED == 0)).sum())  # ends by the task
     if flags.size >= _FEW and terminated >= _ALL * flags.size:
         yield Finding(
             "warning",
@@ -78,7 +78,7 @@ def _longest(found: Found) -> int:
 
 
 def _one_episode_each(found: Found) -> bool:
-    """Tell whether all rows of each lane are one episode, as a loader ends a data set."""
+    """Tell whether each lane is one episode, as after loading a data set without ends."""
     return all(lane.episodes.first.size <= 1 for lanes in found.lanes for lane in lanes)
 
 
@@ -91,7 +91,7 @@ def _none(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
         if name.split(".")[-1] in _FIELDS and not (leaf.alike or leaf.not_finite)
     ]
     kept = found.parts[0].state.next_obs
-    # A row that holds its next observation needs no other row.
+    # A row with its own next observation needs no other row.
     if own and has_next(leaves) and found.sampler.window == 1 and kept is None:
         return
     if own and longest >= _FEW:
@@ -108,7 +108,7 @@ def _none(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
 
 
 def _no_ends(longest: int, words: str) -> Finding:
-    """Say that ends are missing."""
+    """Return the finding of missing ends."""
     return Finding(
         "warning",
         "no_ends",
@@ -120,9 +120,10 @@ def _no_ends(longest: int, words: str) -> Finding:
 
 
 def _only_truncated(found: Found) -> Iterator[Finding]:
-    """Find that only limits of time end episodes, though these are of unlike length."""
+    """Find that only time limits end episodes, though their lengths differ."""
     lengths = found.episodes.lengths
-    # Where a limit of time ends most, no task ends by itself: Pendulum, say. A load ends some more.
+    # If a time limit ends most episodes, the task never terminates, as Pendulum. A load ends some
+    # more.
     if lengths.size < 3 or (lengths == lengths.max()).sum() >= 0.5 * lengths.size:
         return
     yield Finding(
@@ -136,7 +137,7 @@ def _only_truncated(found: Found) -> Iterator[Finding]:
 
 
 def _limit(found: Found) -> Iterator[Finding]:
-    """Find that many episodes terminate after exactly as many steps: that is a limit of time."""
+    """Find that many episodes terminate after the same number of steps: a time limit."""
     lengths = found.episodes.lengths
     if lengths.size < 5:
         return
@@ -155,7 +156,7 @@ def _limit(found: Found) -> Iterator[Finding]:
 
 
 def _all_truncated(found: Found, leaves: Mapping[str, Leaf]) -> bool:
-    """Tell whether nearly all rows are truncated, without next observations of their own."""
+    """Tell whether nearly all rows are truncated, and hold no next observation."""
     flags = found.flags
     kept = found.parts[0].state.next_obs is not None
     many = (flags & TRUNCATED > 0).sum() >= _ALL * flags.size
@@ -163,7 +164,7 @@ def _all_truncated(found: Found, leaves: Mapping[str, Leaf]) -> bool:
 
 
 def _swapped(found: Found) -> Iterator[Finding]:
-    """Find that episodes terminate after exactly as many steps, and are truncated before."""
+    """Find that episodes terminate at the same length, and are truncated before it."""
     lengths: list[int] = []
     flags: list[int] = []
     for lane in (lane for lanes in found.lanes for lane in lanes):

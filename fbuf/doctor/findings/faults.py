@@ -1,4 +1,4 @@
-"""Faults that compiled code has met."""
+"""Fault bits that compiled code has set."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fbuf.storage.faults import MEANING, Fault
 
 
 def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
-    """Yield the findings: none for stale ids, which are normal."""
+    """Yield the findings; stale ids are normal, and give no finding."""
     del leaves
     for name in found.figures["faults"]:
         fault = Fault[name]
-        if fault in (Fault.STALE_ID, Fault.NOTHING_TO_DRAW):  # the latter has a finding of its own
+        if fault in (Fault.STALE_ID, Fault.NOTHING_TO_DRAW):  # the latter has its own finding
             continue
         what, _, remedy = MEANING[fault].partition(". ")
         yield Finding(

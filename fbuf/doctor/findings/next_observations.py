@@ -1,4 +1,4 @@
-"""Next observations that are no next observations."""
+"""Next observations with wrong contents."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fbuf.storage.ring import ENDS, REMOVED, TRUNCATED
 from fbuf.storage.stored_lanes import Lane
 
 _FEW = 16
-"""The least rows that say something; `MANY` is the most to compare."""
+"""The fewest rows for a finding; `MANY` is the most to compare."""
 
 
 def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
@@ -26,7 +26,7 @@ def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
         return
     for observation, following in PAIRS:
         pairs = _pairs_of_leaves(leaves, observation, following)
-        # Parts that never change, such as goals, say nothing.
+        # Constant parts, such as goals, are no evidence.
         if not all(leaves[name].alike for name, _ in pairs):
             yield from _stored(found, _numbers(leaves, pairs), observation, following)
     yield from _kept(found, leaves)
@@ -38,7 +38,7 @@ def has_next(leaves: Mapping[str, Leaf]) -> bool:
 
 
 def _is_in(name: str, field: str) -> bool:
-    """Tell whether a leaf is a field, or lies in the field."""
+    """Tell whether a leaf is a field, or part of the field."""
     return name == field or name.startswith(f"{field}.")
 
 
@@ -58,7 +58,7 @@ def _pairs_of_leaves(
 def _numbers(
     leaves: Mapping[str, Leaf], pairs: Sequence[tuple[str, str]]
 ) -> tuple[list[int], list[int]]:
-    """Return the numbers of the leaves of observations, and of those of next observations."""
+    """Return the numbers of the leaves of observations, and of next observations."""
     numbers = {name: number for number, name in enumerate(leaves)}
     return [numbers[name] for name, _ in pairs], [numbers[later] for _, later in pairs]
 
@@ -83,7 +83,7 @@ def _stored(
 
 
 def _after_reset(following: str, equal: int, compared: int) -> Iterator[Finding]:
-    """Find that a next observation is that of a reset."""
+    """Find next observations that are those of a reset."""
     if compared >= _FEW and equal > compared // 2:
         yield Finding(
             "warning",
@@ -103,7 +103,7 @@ def _counts(
     """Count the wanted rows whose next observation is the observation some steps later.
 
     Returns:
-        How many are equal, and how many were compared.
+        The number of equal rows, and the number of compared ones.
     """
     equal = compared = 0
     for part, lanes in zip(found.parts, found.lanes, strict=True):
@@ -115,7 +115,7 @@ def _counts(
 
 
 def _kept(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
-    """Compare what `next_of` keeps of truncated rows with the next row."""
+    """Compare the kept next observations of truncated rows with the next row."""
     equal = compared = 0
     name = ""
     for part, lanes in zip(found.parts, found.lanes, strict=True):
@@ -139,7 +139,7 @@ def _kept(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
 def _pairs(
     lanes: Sequence[Lane], wanted: Callable[[Any], Any], steps: int
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Return the slots of some of the wanted rows, and of the rows some steps later."""
+    """Return the slots of some wanted rows, and of the rows `steps` later."""
     first: list[np.ndarray[Any, Any]] = []
     second: list[np.ndarray[Any, Any]] = []
     for lane in lanes:
@@ -155,7 +155,7 @@ def _pairs(
 def _read(
     read: Read, capacity: int, leaves: Sequence[int], slots: np.ndarray[Any, Any]
 ) -> list[np.ndarray[Any, Any]]:
-    """Return leaves of some rows, at most `MANY`, padded to as many: one program serves all."""
+    """Return leaves of at most `MANY` rows, padded to `MANY`, so that one program serves all."""
     padded = np.zeros(min(MANY, capacity), np.int32)
     padded[: slots.size] = slots
     return [np.asarray(leaf)[: slots.size] for leaf in read(padded, list(leaves))]
@@ -164,6 +164,6 @@ def _read(
 def _same(
     one: Sequence[np.ndarray[Any, Any]], other: Sequence[np.ndarray[Any, Any]]
 ) -> np.ndarray[Any, Any]:
-    """Tell which rows are equal in all leaves: bool `[B]`."""
+    """Return a mask of the rows that are equal in all leaves: bool `[B]`."""
     pairs = [(a == b).all(axis=tuple(range(1, a.ndim))) for a, b in zip(one, other, strict=True)]
     return np.logical_and.reduce(pairs)

@@ -1,4 +1,4 @@
-"""Priorities that do not tell rows apart."""
+"""Priorities that do not distinguish rows."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from fbuf.doctor.look import Found
 from fbuf.samplers.prioritized import Prioritized
 
 _FEW = 100
-"""The rows below which equal priorities say nothing."""
+"""The fewest rows for a finding."""
 
 _MOST = 0.5
-"""The part of the rows with one priority that is suspicious."""
+"""The suspicious share of rows with the same priority."""
 
 
 def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
@@ -31,10 +31,10 @@ def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
     each, counts = np.unique(values, return_counts=True)
     most = int(counts.argmax())
     equal, same = int(counts[most]), float(each[most])
-    # Many TD errors may well be below the floor.
+    # Many TD errors may lie below the floor.
     if sampler.floor and np.isclose(same, sampler.floor**sampler.alpha):
         return
-    rows = values.size + drawn.zero  # those of priority 0 differ
+    rows = values.size + drawn.zero  # rows of priority 0 differ
     if equal == rows:
         yield _all_alike(rows, same, sampler)
     elif equal >= _MOST * rows and (most > 0 or same == priorities.of_new(sampler)):
@@ -53,7 +53,7 @@ def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
 
 
 def _all_alike(rows: int, same: float, sampler: Prioritized) -> Finding:
-    """Say that no priority differs."""
+    """Return the finding of equal priorities."""
     start = f"All {rows:,} rows have the same priority, {same:.3g}"
     call = (
         "Call update_priority with the ids and the TD errors of the batch after each learning "

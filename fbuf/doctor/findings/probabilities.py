@@ -10,19 +10,19 @@ from fbuf.doctor.look import Found
 from fbuf.doctor.text import count
 
 _SHARE = 0.1
-"""The share of the draws with which one row dominates."""
+"""The share of draws from one row that counts as domination."""
 
 _TIMES = 10
-"""Such a row is at least so many times as likely as the average row."""
+"""A dominating row is at least this many times as likely as the average row."""
 
 _PART = 0.1
-"""The part of the rows below which the effective sample size is small."""
+"""A smaller effective sample size, as a share of the rows, is suspicious."""
 
 _ENOUGH = 1000
-"""The effective sample size that is not small, whatever part of the rows it is."""
+"""An effective sample size that is never suspicious."""
 
 _FEW = 100
-"""The rows below which an effective sample size says nothing."""
+"""The fewest rows for a finding on the effective sample size."""
 
 
 def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:

@@ -12,16 +12,16 @@ from fbuf.doctor.rewards import likely_fields
 from fbuf.storage.ring import ENDS, TERMINATED
 
 _FEW = 64
-"""The rows below which equal rewards say nothing."""
+"""The fewest rows for a finding on equal rewards."""
 
 _LARGE, _SMALL = 1e3, 1e-3
-"""The sizes between which rewards are learned from as they are."""
+"""The range of reward sizes that needs no scaling."""
 
 
 def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
     """Yield the findings."""
     name = found.figures["reward"]
-    if name is None:  # one for each agent, say
+    if name is None:  # such as one for each agent
         name = next((name for name, _ in likely_fields(found.parts[0].layout)), None)
     leaf = None if name is None else leaves[name]
     if leaf is None or leaf.rows < _FEW or leaf.dtype.kind == "c":
@@ -58,10 +58,10 @@ def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
 
 
 def _teaches(found: Found, reward: float) -> bool:
-    """Tell whether there may be something to learn from equal rewards.
+    """Tell whether an agent may learn from equal rewards.
 
-    A step may be worth something, as in CartPole: then an episode that lasts is good. Or a step
-    may cost something, as in MountainCar: then an episode that terminates early is good.
+    In CartPole each step has a positive reward, so a long episode is good. In MountainCar each step
+    has a negative one, so an early termination is good.
     """
     lengths, flags = found.episodes.lengths, found.flags
     if not (flags & TERMINATED > 0).any():
@@ -70,5 +70,5 @@ def _teaches(found: Found, reward: float) -> bool:
 
 
 def _power(scale: float) -> float:
-    """Return the power of ten that brings a size near 1."""
+    """Return the power of ten that scales a size to about 1."""
     return 10.0 ** -round(math.log10(min(scale, 1e300)))

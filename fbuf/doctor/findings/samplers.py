@@ -1,4 +1,4 @@
-"""Rows that are drawn late, or never, as samplers know them."""
+"""Rows that are drawn late or never, by the counts of samplers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fbuf.samplers.limited import Limited
 from fbuf.samplers.protocol.nested import nested
 
 _FEW = 100
-"""The rows below which these counts say nothing."""
+"""The fewest rows for a finding on these counts."""
 
 
 def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
@@ -72,7 +72,7 @@ def _groups(sampler: Grouped, of: Mapping[str, object], rows: int) -> Iterator[F
 
 
 def _live(live: int, rows: int) -> Iterator[Finding]:
-    """Look at how many rows may still be drawn."""
+    """Look at the number of drawable rows."""
     if 0 < live < 0.05 * rows:
         yield Finding(
             "warning",

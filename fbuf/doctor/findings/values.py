@@ -16,9 +16,9 @@ from fbuf.doctor.stretches import ACTIONS, OBSERVATIONS
 from fbuf.doctor.text import count
 
 _FEW = 64
-"""The rows below which equal values say nothing."""
+"""The fewest rows for a finding on equal values."""
 
-# The ways to take out rows with NaN, or to correct them.
+# The remedies for rows with NaN: remove or correct them.
 _OF_A_BUFFER = (
     "fbuf.check_finite(state) raises an error whose slots are all such rows: state = "
     "fbuf.remove(state, fbuf.ids_at(state, error.slots))."
@@ -39,13 +39,13 @@ _CORRECTED_OVER_A_MESH = (
 )
 
 _FRAME = 1024
-"""The numbers of a field from which on it is a frame."""
+"""A field with at least this many numbers is a frame."""
 
 _BOUND = 0.8
-"""The share of actions at their bounds that is suspicious."""
+"""The suspicious share of actions at their bounds."""
 
 _NAMED = 5
-"""The most fields that get a finding of their own for the same fault."""
+"""The most fields with separate findings of the same fault."""
 
 
 def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
@@ -93,14 +93,14 @@ def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
 
 
 def _remedy(found: Found) -> str:
-    """Return the way to deal with rows that hold NaN."""
+    """Return the remedy for rows with NaN."""
     if not found.parts[0].state.ring.removable:
         return _CORRECTED_OVER_A_MESH if found.over_mesh else _TO_CORRECT
     return _OF_A_MESH if found.over_mesh else _OF_A_BUFFER
 
 
 def _frames(leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
-    """Find frames of bytes whose numbers are 0 and 1: those of a frame of floats, rounded."""
+    """Find frames of bytes with values 0 and 1 only: rounded frames of floats."""
     for name, leaf in leaves.items():
         is_frame = (
             leaf.dtype == np.uint8 and len(leaf.shape) > 1 and math.prod(leaf.shape) >= _FRAME
@@ -125,7 +125,7 @@ def _saturated(found: Found) -> Iterator[Finding]:
     least, most = numbers.min(axis=0), numbers.max(axis=0)
     inside = (numbers > least) & (numbers < most)
     share = 1 - float(inside.mean())
-    whole = (numbers == np.round(numbers)).all()  # those are choices
+    whole = (numbers == np.round(numbers)).all()  # few values are discrete choices
     if len(numbers) < _FEW or share < _BOUND or whole or not inside.any():
         return
     yield Finding(
@@ -139,7 +139,7 @@ def _saturated(found: Found) -> Iterator[Finding]:
 
 
 def _actions(leaves: Mapping[str, Leaf], same: dict[str, Leaf]) -> Iterator[Finding]:
-    """Find that all actions are one; and take them out of the fields that never change."""
+    """Find equal actions, and take the action out of the constant fields."""
     actions = [name for name in leaves if is_named(name, ACTIONS)]
     if actions and all(name in same for name in actions):
         leaf = same[actions[0]]
@@ -156,12 +156,12 @@ def _actions(leaves: Mapping[str, Leaf], same: dict[str, Leaf]) -> Iterator[Find
 
 
 def is_named(name: str, names: frozenset[str]) -> bool:
-    """Tell whether a field, or a field that it lies in, has one of these names."""
+    """Tell whether a field or a parent of it has one of these names."""
     return not names.isdisjoint(name.split(".")) and "next" not in name.split(".")
 
 
 def _is_never_written(name: str, leaf: Leaf) -> bool:
-    """Tell whether a field that is 0 should be something else: a flag or a number may well be 0."""
+    """Tell whether a field of zeros is suspicious; a flag or a single number may be 0."""
     is_number = leaf.shape == () and not jnp.issubdtype(leaf.dtype, jnp.inexact)
     ends = {"terminated", "truncated", "done", "dones", "terminal", "terminals", "timeout"}
     return leaf.zero and not is_number and name.split(".")[-1] not in ends

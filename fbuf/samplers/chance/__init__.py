@@ -1,1 +1,1 @@
-"""Random numbers, and what draws are made of: ranks, shares, weights."""
+"""Random numbers, and the parts of a draw: ranks, shares, weights."""

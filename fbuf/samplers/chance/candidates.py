@@ -1,4 +1,4 @@
-"""Candidates for a batch, of which the first ones that are allowed are taken."""
+"""Candidates for a batch: its draws are the first allowed ones."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Taken(NamedTuple):
     """The candidates of a batch of `B` draws.
 
     Attributes:
-        places: int32 `[B]`; the number of the candidate of each draw; 0 where there is none.
-        draws: int32 scalar; the number of draws that have one. They come first.
+        places: int32 `[B]`; the candidate of each draw; 0 for a draw without one.
+        draws: int32 scalar; the number of draws with a candidate. They come first.
     """
 
     places: jax.Array
@@ -33,7 +33,7 @@ def first(allowed: jax.Array, count: int) -> Taken:
 
 
 def of_draw(drawn: Draw, taken: Taken, by_batch: bool) -> Draw:
-    """Return the taken draws of more; `by_batch` if weights are divided by the largest of these."""
+    """Return the draws of the taken candidates; `by_batch` divides by their largest weight."""
     parts = (drawn.slots, drawn.probability, drawn.weight, drawn.log_weight, drawn.mask)
     own = Draw(*(part[taken.places] for part in parts))
     position = jnp.arange(taken.places.shape[0], dtype=jnp.int32)
@@ -41,7 +41,7 @@ def of_draw(drawn: Draw, taken: Taken, by_batch: bool) -> Draw:
 
 
 def masked(drawn: Draw, there: jax.Array, by_batch: bool, axes: tuple[str, ...]) -> Draw:
-    """Mask draws, of a batch that lies along `axes` of a mesh; bool `[m]` says which are there."""
+    """Mask the draws with a False in `there`, bool `[m]`; the batch lies along `axes` of a mesh."""
     mask, weight = drawn.mask & there, drawn.weight
     if by_batch:
         weight = renormalised(drawn.log_weight, mask, axes)

@@ -19,9 +19,9 @@ LARGEST_DISCOUNT = 1 - 2.0**-26
 
 @functools.cache
 def thresholds(discount: float) -> tuple[int, ...]:
-    """Return the probability of a 1 for each digit, from the lowest on, in units of 2**-32.
+    """Return the probability of a 1 for each digit, the lowest digit first, in units of 2**-32.
 
-    Digits of which the probability rounds to 0 are left out, but for the lowest.
+    Digits whose probability rounds to 0 are left out, except the lowest digit.
     """
     powers = [float(discount) ** 2**digit for digit in range(31)]
     found = [round(power / (1 + power) * 2**32) for power in powers]

@@ -1,4 +1,4 @@
-"""A keyed permutation of numbers, computed for each number by itself, and never laid out.
+"""A keyed permutation of numbers, computed one number at a time and never stored.
 
 A Feistel network permutes the numbers below the next power of two. In turns, a hash of one half of
 a number's bits changes the other half. Each turn can be undone, so the network is one to one. An
@@ -37,7 +37,7 @@ def permute(
     """
     keys = random_bits.bits(key, (ROUNDS,))
     size = n.astype(jnp.uint32)
-    # At least six bits: with fewer, not all orders are alike after so many rounds.
+    # At least six bits: with fewer, not all orders are equally likely after these rounds.
     bits = jnp.maximum(32 - lax.clz(size - 1), 6)
 
     def outside(found: jax.Array) -> jax.Array:
@@ -55,7 +55,7 @@ def permute(
 
 
 def _feistel(keys: jax.Array, number: jax.Array, bits: jax.Array) -> jax.Array:
-    """Permute the numbers of so many bits."""
+    """Permute the numbers of `bits` bits."""
     low_bits = bits >> 1
     high_bits = bits - low_bits
     for turn in range(ROUNDS):

@@ -1,4 +1,4 @@
-"""Random numbers from random bits, without the bias or the cost of the ready-made ones."""
+"""Random numbers from random bits, without the bias or the cost of JAX's own functions."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def bits(key: jax.Array, shape: tuple[int, ...], after: jax.Array | None = None)
 def bits_of_rows(
     key: jax.Array, rows: int, size: int, after: jax.Array | None = None
 ) -> list[jax.Array]:
-    """Return the rows of `bits(key, (rows, size), after)`; on a GPU what uses a row makes it."""
+    """Return the rows of `bits(key, (rows, size), after)`; on a GPU its reader computes a row."""
     if jax.random.key_impl(key) != _THREEFRY:
         return list(bits(key, (rows, size), after))
     return by_platform(
@@ -93,7 +93,7 @@ def fold_in(key: jax.Array, *numbers: jax.Array | int) -> jax.Array:
 
 
 def split(key: jax.Array, count: int) -> jax.Array:
-    """Split a key into so many: the keys of `jax.random.split`; see `bits`."""
+    """Split a key into `count` keys, those of `jax.random.split`; see `bits`."""
     # JAX makes the names of its options at run time.
     config: Any = jax.config
     if not (_is_threefry(key) and config.jax_threefry_partitionable):
@@ -106,13 +106,13 @@ def split(key: jax.Array, count: int) -> jax.Array:
 
 
 def _is_threefry(key: jax.Array) -> bool:
-    """Tell whether a key is a single one of JAX's default generator."""
+    """Tell whether `key` is a single key of JAX's default generator."""
     is_single = jax.random.key_data(key).ndim == 1
     return is_single and jax.random.key_impl(key) == _THREEFRY
 
 
 def _key_like(key: jax.Array, words: jax.Array) -> jax.Array:
-    """Return words as a key of the kind of another one: typed, or an array of words itself."""
+    """Return words as a key like `key`: typed, or a plain array of words."""
     typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     return jax.random.wrap_key_data(words, impl=_THREEFRY) if typed else words
 
@@ -125,7 +125,7 @@ def uniforms(key: jax.Array, shape: tuple[int, ...], after: jax.Array | None = N
 def uniforms_of_rows(
     key: jax.Array, rows: int, size: int, after: jax.Array | None = None
 ) -> list[jax.Array]:
-    """Return rows of such numbers, `[size]` each; see `bits_of_rows`."""
+    """Return rows of uniform numbers, `[size]` each; see `bits_of_rows`."""
     return [as_uniforms(row) for row in bits_of_rows(key, rows, size, after)]
 
 
@@ -165,7 +165,7 @@ def high_word(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def _in_a_loop(words: jax.Array, after: jax.Array | None, count: int) -> jax.Array:
-    """Return so many bits from a loop: XLA does not compute them anew at every use."""
+    """Return `count` words from a loop: XLA does not compute them again at every use."""
 
     @jax.custom_batching.custom_vmap
     def loop(words: jax.Array) -> jax.Array:
@@ -198,7 +198,7 @@ def _turns(keys: jax.Array, count: int) -> tuple[Callable[..., jax.Array], int]:
 
 
 def _by_rows(words: jax.Array, after: jax.Array | None, rows: int, size: int) -> list[jax.Array]:
-    """Return the same bits row by row, `[size]` each."""
+    """Return the words of `_in_a_loop` row by row, `[size]` each."""
     made = [_threefry(words, jnp.uint32(row * size), size) for row in range(rows)]
     return [tie(row, after) for row in made]  # for `shard_map`: both forms vary alike
 
@@ -206,7 +206,7 @@ def _by_rows(words: jax.Array, after: jax.Array | None, rows: int, size: int) ->
 # Traced once for all rows.
 @functools.partial(jax.jit, inline=True, static_argnames="count")
 def _threefry(key: jax.Array, start: jax.Array, count: int) -> jax.Array:
-    """Return Threefry-2x32 of 20 rounds, of so many numbers: the XOR of both words, `[count]`."""
+    """Return Threefry-2x32 of 20 rounds for `count` numbers: the XOR of both words, `[count]`."""
     first, second = _block(key, jnp.uint32(0), lax.iota(jnp.uint32, count) + start)
     return first ^ second
 
@@ -225,10 +225,10 @@ def _block(key: jax.Array, first: jax.Array, second: jax.Array) -> tuple[jax.Arr
 
 
 def _as_one(make: Callable[..., jax.Array], *words: jax.Array) -> jax.Array:
-    """Return `make(*words)`; on CPU made by one kernel, and not anew at every use."""
+    """Return `make(*words)`; on CPU one kernel computes it, and no use computes it again."""
 
     def loop(*words: jax.Array) -> jax.Array:
-        zero = zero_after(tie(words[0], words[1:]))  # in `shard_map` it varies as all of them do
+        zero = zero_after(tie(words[0], words[1:]))  # in `shard_map` it varies like the words
         made = jax.eval_shape(make, *words)
         body = lambda *_: make(*words)
         return lax.fori_loop(zero, 1, body, blank(zero, made.shape, made.dtype))

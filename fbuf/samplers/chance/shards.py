@@ -1,8 +1,8 @@
 """The choice of a shard: one more level above those of a sampler.
 
 Over a mesh a buffer is several shards, each a buffer of its own. Every device knows the totals of
-all shards, and so makes the same choices, from the same random bits. With one shard there is
-nothing to choose, and no bit is spent: such a buffer makes the draws of a plain one.
+all shards, and so makes the same choices, from the same random bits. One shard leaves no choice,
+and no bit is spent: the draws are those of a plain buffer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CHOICE = 2
 
 
 def by_count(counts: jax.Array, key: jax.Array, bits: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Choose items of all shards, each alike.
+    """Choose items of all shards, all equally likely.
 
     Args:
         counts: int32 `[S]`: the number of items of each shard.

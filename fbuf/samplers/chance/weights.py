@@ -21,7 +21,7 @@ _ROOTS: dict[float, Callable[[jax.Array], jax.Array]] = {
 def exponent(beta: Array | float) -> jax.Array:
     """Return an exponent of importance weights; 0 for a negative or infinite one, and for NaN."""
     beta = jnp.asarray(beta, jnp.float32)
-    # No infinity, not even to compare with: `jax_debug_infs` would find it.
+    # No comparison with infinity: `jax_debug_infs` would report it.
     return jnp.where(beta <= float(jnp.finfo(jnp.float32).max), jnp.maximum(beta, 0), 0)
 
 

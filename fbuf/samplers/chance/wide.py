@@ -1,7 +1,7 @@
 """Counts of two words: the number of rows of all shards together may pass 2**31.
 
-JAX has no 64-bit integers unless the user turns them on. So a count is two uint32, the high word
-and the low one. The few operations that draws need are written out here.
+JAX has no 64-bit integers by default. So a count is two uint32, the high word and the low one. The
+few operations that draws need are written out here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SHORT = 16
 """Bits of half a word."""
 
 _FEW = 256
-"""The most ends that are all compared with each number: a search of so many takes longer."""
+"""The most ends to compare with each number: for as few, a binary search takes longer."""
 
 
 class Wide(NamedTuple):
@@ -43,7 +43,7 @@ def of_halves(high: jax.Array, low: jax.Array) -> Wide:
 
 
 def of_shares(shares: jax.Array) -> Wide:
-    """Return float32 shares, each from 0 to 1, times 2**56: exact for a share from 2**-32 on."""
+    """Return float32 shares, each from 0 to 1, times 2**56: exact for shares of at least 2**-32."""
     scaled = shares * 2.0**24  # of a float32, no more than 24 bits lie before and behind the point
     high = jnp.floor(scaled)
     return Wide(high.astype(jnp.uint32), ((scaled - high) * 2.0**32).astype(jnp.uint32))
@@ -60,7 +60,7 @@ def cumsum(numbers: Wide) -> Wide:
 
 
 def plus(number: Wide, more: jax.Array) -> Wide:
-    """Return a number and uint32 numbers together, modulo 2**64."""
+    """Return the sum of a wide number and uint32 numbers, modulo 2**64."""
     carry, low = _add(jnp.broadcast_to(number.low, more.shape), more)
     return Wide(number.high + carry, low)
 

@@ -1,9 +1,9 @@
-"""The order of fresh starts: how many wait, and which have waited longest.
+"""The order of fresh starts: their number, and the oldest of them.
 
 A start is older, the more rows its environment has written since. Those of one age go by the number
-of the environment. Where environments step together, that is the order of the slots from the head
-on. Where they do not, each lane has the order of its own slots from its own head on, and the lanes
-are merged. For that the bits of a lane lie side by side.
+of the environment. Where environments step together, that is the order of the slots, beginning at
+the head. Where they do not, each lane is in the order of its slots, beginning at its head. The
+lanes are then merged. For that the bits of a lane lie side by side.
 
 Unless windows are strict, the first row of an episode may be drawn at once. It is no fresh start
 before its window is complete, or the episode has ended. Each lane has at most one such row: the
@@ -50,8 +50,8 @@ def oldest(
         fresh: The starts.
         ring: The ring.
         window: The conditions for a row to be a fresh start.
-        wanted: bool `[B]`; for others any slot is returned.
-        ranks: int32 `[B]`; the places of those that are wanted, below `B` each.
+        wanted: bool `[B]`; where it is False, any slot is returned.
+        ranks: int32 `[B]`; the places of the wanted starts, each below `B`.
     """
     ranks = jnp.where(wanted, ranks, 0)
     if fresh.by_lane:
@@ -75,7 +75,7 @@ def oldest(
 
 
 def _begun(fresh: StartIndex, ring: Ring, window: Window) -> tuple[jax.Array, jax.Array] | None:
-    """Find the starts whose windows have only begun: the first rows of open episodes.
+    """Find the starts of incomplete windows: the first rows of open episodes.
 
     Returns:
         A slot for each lane, int32 `[lanes]` in range, and whether it is one; None if windows are
@@ -92,7 +92,7 @@ def _begun(fresh: StartIndex, ring: Ring, window: Window) -> tuple[jax.Array, ja
 
 
 def _oldest_of_lanes(fresh: StartIndex, ring: Ring, window: Window, size: int) -> jax.Array:
-    """Return the `size` oldest starts of all lanes in their order; in range where there are fewer.
+    """Return the `size` oldest starts of all lanes in order; any slots behind the last start.
 
     Every `block`-th start of a lane is looked at first. The `size` oldest of all lanes lie in the
     blocks before the oldest of these, and in one more block of each lane. So no more than
@@ -109,7 +109,7 @@ def _oldest_of_lanes(fresh: StartIndex, ring: Ring, window: Window, size: int) -
     there = number if begun is None else number - begun[1].astype(jnp.int32)
 
     def keys(of: jax.Array, nth: jax.Array) -> jax.Array:
-        """Return what the n-th oldest starts of lanes are sorted by, `_NONE` if there is none."""
+        """Return the sort keys of the n-th oldest starts of lanes, `_NONE` for a missing start."""
         turned = begin[of] + (behind[of] - begin[of] + nth) % jnp.maximum(number[of], 1)
         step = bit_tree.select(fresh.tree, turned.reshape(-1)).reshape(of.shape) % length
         age = (step - ring.head[of]) % length  # of a full lane; the oldest first
@@ -119,7 +119,7 @@ def _oldest_of_lanes(fresh: StartIndex, ring: Ring, window: Window, size: int) -
     of_block = keys(*jnp.broadcast_arrays(lane[:, None], last[None]))  # [lanes, blocks]
     bound = jnp.sort(of_block.reshape(-1))[blocks - 1]
     passed = jnp.sum((of_block <= bound) & (of_block < _NONE), axis=1, dtype=jnp.int32)
-    # These blocks, and the next one of each lane, one behind the other.
+    # The blocks before the bound, and the next block of each lane, one after another.
     ends = jnp.cumsum(passed + 1, dtype=jnp.int32)
     chosen = jnp.arange(blocks + lanes, dtype=jnp.int32)
     of = jnp.minimum(

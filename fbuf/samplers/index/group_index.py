@@ -1,7 +1,7 @@
 """The index of starts by group: a bit tree for each group, one behind the other.
 
 The trees are the parts of one tree, so that one rank finds a start of a group. A start without a
-group has its bit in a last part, which no draw looks at: the row may get a group later.
+group has its bit in a last part, which no draw reads: the row may get a group later.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fbuf.xla.rows import read_rows, write_rows
 from fbuf.xla.tie import once, tie
 
 _SMALL = 255
-"""The most groups, that of the rows without one among them, that a uint8 tells apart."""
+"""The most groups that fit a uint8, including the one for rows without a group."""
 
 
 @pytree
@@ -31,9 +31,10 @@ class GroupIndex:
     """The groups of rows, and their starts.
 
     Attributes:
-        groups: uint8 or int32 `[N]`; the group of each row; the number of groups for none.
+        groups: uint8 or int32 `[N]`; the group of each row; the number of groups for a row without
+            one.
         bits: Whether the row of a slot is a start, for each slot of each group.
-        counts: int32 `[G + 1]`; how many starts each group has, and how many have no group.
+        counts: int32 `[G + 1]`; the number of starts of each group, and of those without a group.
     """
 
     groups: jax.Array
@@ -42,7 +43,7 @@ class GroupIndex:
 
 
 def empty(ring: Ring, number: int) -> GroupIndex:
-    """Return an index without starts, for so many groups."""
+    """Return an index without starts, for this many groups."""
     dtype = np.uint8 if number < _SMALL else np.int32
     return GroupIndex(
         filled(ring.capacity, number, dtype),
@@ -69,7 +70,7 @@ def add(index: GroupIndex, ring: Ring, span: Span, groups: jax.Array, window: Wi
 
 
 def move(index: GroupIndex, ring: Ring, slots: jax.Array, groups: jax.Array) -> GroupIndex:
-    """Give stored rows other groups: int32 `[B]` slots, none twice, `capacity` for no row."""
+    """Give rows other groups: int32 `[B]` distinct slots; `capacity` marks an unused entry."""
     inside, named = ring.clamp(slots), slots < ring.capacity
     before = read_rows(index.groups, inside).astype(jnp.int32)
     old, after = _places(ring, before, inside), _stored(index, groups)
@@ -89,7 +90,7 @@ def remove(index: GroupIndex, ring: Ring, slots: jax.Array, window: Window) -> G
 
 
 def retire(index: GroupIndex, ring: Ring, slots: jax.Array) -> GroupIndex:
-    """Take out starts whose rows stay: int32 `[B]` slots, `capacity` for none; none twice."""
+    """Take out starts, not rows: int32 `[B]` distinct slots; `capacity` marks an unused entry."""
     inside = ring.clamp(slots)
     group = read_rows(index.groups, inside).astype(jnp.int32)
     place = _places(ring, group, inside)
@@ -98,14 +99,14 @@ def retire(index: GroupIndex, ring: Ring, slots: jax.Array) -> GroupIndex:
 
 
 def select(index: GroupIndex, ring: Ring, groups: jax.Array, ranks: jax.Array) -> jax.Array:
-    """Find starts by their ranks in their groups: int32 `[B]` slots, in range if there is none."""
+    """Find starts by rank in their groups: int32 `[B]` slots, any slot for a rank too high."""
     before = jnp.cumsum(index.counts, dtype=jnp.int32) - index.counts
     place = bit_tree.select(index.bits, before[groups] + ranks)
     return jnp.clip(place - groups * ring.capacity, 0, ring.capacity - 1)
 
 
 def select_oldest(index: GroupIndex, ring: Ring, groups: jax.Array, ranks: jax.Array) -> jax.Array:
-    """As `select`, with the oldest start first; by slots where lanes have heads of their own."""
+    """Find starts by rank, the oldest first; with a head for each lane, in the order of slots."""
     if ring.heads > 1:
         return select(index, ring, groups, ranks)
     edges = _places(ring, groups[:1], jnp.stack([jnp.int32(0), ring.head[0]]))
@@ -115,7 +116,7 @@ def select_oldest(index: GroupIndex, ring: Ring, groups: jax.Array, ranks: jax.A
 
 
 def group_of(index: GroupIndex, slots: jax.Array) -> jax.Array:
-    """Return the groups of slots in range: int32 `[B]`, the number of groups for none."""
+    """Return the groups of slots in range: int32 `[B]`, the number of groups for no group."""
     return read_rows(index.groups, slots).astype(jnp.int32)
 
 
@@ -125,7 +126,7 @@ def is_start(index: GroupIndex, ring: Ring, slots: jax.Array) -> jax.Array:
 
 
 def _stored(index: GroupIndex, groups: jax.Array) -> jax.Array:
-    """Return the stored form of groups: none for a number that is no group."""
+    """Return groups as they are stored; a number out of range becomes "no group"."""
     number = index.counts.shape[0] - 1
     return jnp.where((groups >= 0) & (groups < number), groups, number).astype(jnp.int32)
 

@@ -23,12 +23,12 @@ from fbuf.xla.tie import tie
 
 @pytree
 class Lives:
-    """The rows that may still be drawn.
+    """The drawable starts, their draw counts and their policy versions.
 
     Attributes:
         live: The starts that have not been retired.
-        uses: int32 `[N]`; how often each row was drawn; None if nothing is counted.
-        versions: The versions of the rows; None without a field for it.
+        uses: int32 `[N]`; the number of draws of each row; None if draws are not counted.
+        versions: The versions of the rows; None without a version field.
         lanes: The number of lanes of the buffer; static.
     """
 
@@ -39,7 +39,7 @@ class Lives:
 
 
 def empty(ring: Ring, has_uses: bool, has_versions: bool) -> Lives:
-    """Return the lives of no rows."""
+    """Return an index without starts."""
     return Lives(
         live=StartIndex(bit_tree.empty(ring.capacity), zeros((), np.int32)),
         uses=zeros(ring.capacity, np.int32) if has_uses else None,
@@ -51,7 +51,7 @@ def empty(ring: Ring, has_uses: bool, has_versions: bool) -> Lives:
 def add(
     lives: Lives, ring: Ring, span: Span, window: Window, of_new: jax.Array | None
 ) -> tuple[Lives, Change]:
-    """Begin the lives of the new rows; `of_new` is their versions."""
+    """Make the new starts drawable; `of_new` has the versions of the rows."""
     live, change = start_index.add(lives.live, ring, span, window)
     uses, of_rows = lives.uses, lives.versions
     # The bits of live rows depend on all earlier reads of uses and versions.
@@ -64,21 +64,22 @@ def add(
 
 
 def remove(lives: Lives, ring: Ring, slots: jax.Array, window: Window) -> Lives:
-    """End the lives of all windows with these rows."""
+    """Retire the starts of all windows with these rows."""
     live, _ = start_index.remove(lives.live, ring, slots, window)
     return dataclasses.replace(lives, live=live)
 
 
 def retire(lives: Lives, ring: Ring, slots: jax.Array) -> tuple[Lives, jax.Array]:
-    """End the lives of starts whose rows stay.
+    """Retire starts whose rows stay stored.
 
     Args:
         lives: The lives.
         ring: The ring.
-        slots: int32 `[B]`, `capacity` for none; none twice, and some may be retired already.
+        slots: int32 `[B]` distinct slots; `capacity` marks an unused entry. Some may be retired
+            already.
 
     Returns:
-        The lives, and the slots of those that were live until now, `capacity` for others.
+        The index, and the newly retired slots, with `capacity` in place of all others.
     """
     gone = (slots < ring.capacity) & bit_tree.read(lives.live.tree, ring.clamp(slots))
     slots = tie(jnp.where(gone, slots, ring.capacity), gone)
@@ -92,21 +93,21 @@ def may_be_drawn(lives: Lives, slots: jax.Array) -> jax.Array:
 
 
 def stale(lives: Lives, ring: Ring, slots: jax.Array) -> jax.Array:
-    """Return the slots whose version is too low, `capacity` for others."""
+    """Return the slots whose version is too low, with `capacity` in place of all others."""
     assert lives.versions is not None
     is_stale = ~versions.may_be_drawn(lives.versions, ring.clamp(slots))
     return jnp.where(is_stale, slots, ring.capacity)
 
 
 def used(lives: Lives, slots: jax.Array, drawn: jax.Array) -> Lives:
-    """Count draws: bool `[B]` whether each was one."""
+    """Count the draws of the slots where `drawn`, bool `[B]`, is True."""
     assert lives.uses is not None
     uses = lives.uses.at[slots].add(drawn.astype(jnp.int32), mode="promise_in_bounds")
     return dataclasses.replace(lives, uses=uses)
 
 
 def taken_over(lives: Lives, slots: jax.Array, old: Lives, old_slots: jax.Array) -> Lives:
-    """Return the lives with the uses of rows that came from another buffer."""
+    """Return the index with the draw counts of rows that came from another buffer."""
     if lives.uses is None or old.uses is None:
         return lives
     uses = write_rows(lives.uses, slots, read_rows(old.uses, old_slots))
@@ -114,7 +115,7 @@ def taken_over(lives: Lives, slots: jax.Array, old: Lives, old_slots: jax.Array)
 
 
 def with_lowest(lives: Lives, old: Lives) -> Lives:
-    """Return the lives with the lowest version of another buffer, unless theirs is higher."""
+    """Return the index with the higher of two lowest versions: its own and another buffer's."""
     assert lives.versions is not None
     assert old.versions is not None
     return dataclasses.replace(lives, versions=versions.raised(lives.versions, old.versions.lowest))
@@ -123,15 +124,15 @@ def with_lowest(lives: Lives, old: Lives) -> Lives:
 def moved_starts(
     ring: Ring, slots: jax.Array, window: Window, old: Lives, old_slots: jax.Array
 ) -> Iterator[tuple[jax.Array, jax.Array, jax.Array]]:
-    """Yield moved starts: their slots, whether each is there, and their slots in the other buffer.
+    """Yield the slots of moved starts, a mask of the real ones, and their slots in the old buffer.
 
     A start is live once the last row of its window has come, so the starts of earlier rows are
-    looked at, too.
+    included.
     """
     for earlier, start, there in starts.of_moved_rows(ring, slots, window):
         yield start, there, (old_slots - earlier * old.lanes) % old.live.tree.capacity
 
 
 def is_retired(lives: Lives, slots: jax.Array) -> jax.Array:
-    """Return whether slots in range are no live starts: bool `[B]`."""
+    """Return whether slots in range are retired or no starts: bool `[B]`."""
     return ~bit_tree.read(lives.live.tree, slots)

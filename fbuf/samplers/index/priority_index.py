@@ -1,4 +1,4 @@
-"""The index of stored priorities: a sum tree, and the values that describe all of it.
+"""The index of stored priorities: a sum tree, and some values over all rows.
 
 A row that is no start keeps its priority with a minus sign, so that no aggregate counts it.
 Without a window every row is a start, and no value has a sign.
@@ -29,8 +29,8 @@ class PriorityIndex:
 
     Attributes:
         tree: A value for each slot.
-        largest_ever: The largest priority ever stored; None where new rows do not get it.
-        num_starts: How many rows are starts; None where every row is a start.
+        largest_ever: The largest priority ever stored; None unless new rows get it.
+        num_starts: The number of starts; None where every row is a start.
         largest_of_shards: The largest priority of all shards, for one call; otherwise None.
     """
 
@@ -73,7 +73,7 @@ def add(
 def update(
     index: PriorityIndex, ring: Ring, slots: jax.Array, values: jax.Array, valid: jax.Array
 ) -> PriorityIndex:
-    """Store the valid ones of new values for stored rows; a slot of `capacity` is left out."""
+    """Store the valid new values of stored rows; a slot of `capacity` is left out."""
     largest_ever = _largest_ever(index, values, valid & (slots < ring.capacity))
     slots = jnp.where(valid, slots, ring.capacity)
     tree = sum_tree.write(index.tree, slots, _signed(index.tree, ring, slots, values))
@@ -92,7 +92,7 @@ def take_over(
 
 
 def remove(index: PriorityIndex, ring: Ring, slots: jax.Array, window: Window) -> PriorityIndex:
-    """Store 0 for rows, and inactivate the other starts whose windows held one of these rows."""
+    """Store 0 for rows, and deactivate all other starts whose windows held such a row."""
     new, total = jnp.zeros(slots.shape, jnp.float32), index.num_starts
     if total is not None:
         found = starts.containing(ring, slots, window)
@@ -106,7 +106,7 @@ def remove(index: PriorityIndex, ring: Ring, slots: jax.Array, window: Window) -
 
 
 def retire(index: PriorityIndex, ring: Ring, slots: jax.Array) -> PriorityIndex:
-    """Inactivate starts whose rows stay: int32 `[B]` slots, `capacity` for none; none twice."""
+    """Deactivate starts, not rows: int32 `[B]` distinct slots; `capacity` marks an unused entry."""
     if index.num_starts is None:  # every row is a start, and no value has a sign
         tree = sum_tree.write(index.tree, slots, jnp.zeros(slots.shape, jnp.float32))
         return dataclasses.replace(index, tree=tree)
@@ -120,17 +120,17 @@ def retire(index: PriorityIndex, ring: Ring, slots: jax.Array) -> PriorityIndex:
 
 
 def of_slots(index: PriorityIndex, slots: jax.Array) -> jax.Array:
-    """Return the values that slots are drawn by, 0 for a row that is no start: float32 `[B]`."""
+    """Return the sampling values of slots, 0 for a row that is no start: float32 `[B]`."""
     return jnp.maximum(sum_tree.values(index.tree, slots), 0)
 
 
 def count(index: PriorityIndex, ring: Ring) -> jax.Array:
-    """Count the starts, those of priority 0 included. int32 scalar."""
+    """Count the starts, also those of priority 0. int32 scalar."""
     return ring.live() if index.num_starts is None else index.num_starts
 
 
 def largest(index: PriorityIndex) -> jax.Array:
-    """Return the largest priority of all starts now, or of any row ever; 0 if there is none.
+    """Return the largest priority of all starts, or of any row ever; 0 without one.
 
     Were other rows counted, new rows would inherit the priority of rows that no update reaches.
     """
@@ -140,13 +140,13 @@ def largest(index: PriorityIndex) -> jax.Array:
 
 
 def default(index: PriorityIndex, first: float) -> jax.Array:
-    """Return the value that a row without a priority gets: `first` where none is above 0."""
+    """Return the value for a row without a priority: `first` if no priority is above 0."""
     most = largest(index) if index.largest_of_shards is None else index.largest_of_shards
     return jnp.where(most > 0, most, first)
 
 
 def largest_storable(ring: Ring) -> float:
-    """Return the largest value such that no sum overflows, nor that of all shards."""
+    """Return the largest value for which neither a sum nor the sum of all shards overflows."""
     return float(jnp.finfo(jnp.float32).max) / (2 * ring.capacity * ring.shards)
 
 

@@ -94,7 +94,7 @@ def add(
 def _beheaded(
     segments: Segments, starts: StartIndex, ring: Ring, span: Span, window: Window
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the oldest start of each lane, and 1 if it begins its segment only now: `[lanes]`."""
+    """Return the oldest start of each lane, and 1 where it newly begins its segment: `[lanes]`."""
     rows = ring.lane_steps()
     added = span.count // ring.lanes_per_head
     newest = ring.clamp(ring.newest())
@@ -150,7 +150,7 @@ class SegmentPicks:
 
 
 def plan(counts: jax.Array, ask: Ask) -> Plan:
-    """Draw segments of all shards, each alike; int32 `[S]` counts are those of the shards."""
+    """Draw segments of all shards, all equally likely, from int32 `[S]` counts of the shards."""
     first, bits = random_bits.bits(ask.key, (2, 2, ask.batch_size), counts)
     shard, segment = shards.by_count(counts, ask.key, first)
     return Plan(shard, SegmentPicks(segment, bits))
@@ -159,7 +159,7 @@ def plan(counts: jax.Array, ask: Ask) -> Plan:
 def pick(
     segments: Segments, starts: StartIndex, ring: Ring, picks: SegmentPicks, window: Window
 ) -> tuple[jax.Array, jax.Array]:
-    """Draw a start in each of these segments, each alike.
+    """Draw a start in each of these segments, all equally likely.
 
     Returns:
         int32 `[B]` slots, and the numbers of starts of their segments.
@@ -185,7 +185,7 @@ def lengths(segments: Segments, ring: Ring, slots: jax.Array, window: Window) ->
     edges = jnp.concatenate([begin, begin + room])
     first_begin, first_end = bit_tree.rank(segments.firsts, edges).reshape(2, -1)
     last_begin, last_end = bit_tree.rank(segments.lasts, edges).reshape(2, -1)
-    # The newest first start up to this one, and the next last start from this one on. Around the
+    # The newest first start up to this start, and the first last start at or behind it. Around the
     # seam: the newest first start of the lane, and its oldest last start.
     before = bit_tree.rank(segments.firsts, where + 1)
     first = bit_tree.select(segments.firsts, jnp.where(before > first_begin, before, first_end) - 1)
@@ -223,6 +223,6 @@ def _bounds(segments: Segments, ring: Ring, lane: jax.Array) -> tuple[jax.Array,
 
 
 def _lane_by_lane(ring: Ring, slots: jax.Array) -> jax.Array:
-    """Return the places of slots where the lanes come one after the other."""
+    """Return the places of slots in an order of whole lanes."""
     step = slots // ring.lanes
     return (slots - step * ring.lanes) * ring.lane_length + step

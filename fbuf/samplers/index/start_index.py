@@ -32,7 +32,7 @@ class StartIndex:
 
     Attributes:
         bits: The bits; None where every slot that holds a row is a start.
-        total: int32 scalar; None where every row is a start: the ring has the number then.
+        total: int32 scalar; None where every row is a start: then the ring has the number.
     """
 
     by_lane: ClassVar[bool] = False
@@ -42,7 +42,7 @@ class StartIndex:
 
     @property
     def tree(self) -> BitTree:
-        """The bits of an index that has them."""
+        """The tree of bits; the index must have one."""
         if self.bits is None:
             raise ValueError(
                 "fbuf: a sampler takes rows out, and this buffer was made with removable=False; "
@@ -53,7 +53,7 @@ class StartIndex:
 
 @pytree
 class StartIndexByLane(StartIndex):
-    """The same, where the bits of a lane lie side by side, and not those of a step."""
+    """An index with the bits of a lane side by side, in place of those of a step."""
 
     by_lane: ClassVar[bool] = True
 
@@ -65,7 +65,7 @@ class Change:
     Attributes:
         evicted: bool; the row has overwritten a start.
         slots: int32; the slot of the first row of the window that ends with this row, in range.
-        is_start: bool; that slot is a start from now on.
+        is_start: bool; that slot has become a start.
     """
 
     evicted: jax.Array
@@ -77,13 +77,13 @@ def empty(ring: Ring, window: Window) -> StartIndex:
     """Return an index without starts."""
     if not window.every_row:
         return StartIndex(bit_tree.empty(ring.capacity), zeros((), np.int32))
-    # Under one head the rows lie in the first slots. Where none is removed, all are starts.
+    # Under one head the rows lie in the first slots. Where no row is removed, all are starts.
     none_missing = ring.heads == 1 and ring.removed is None
     return StartIndex(None if none_missing else bit_tree.empty(ring.capacity), None)
 
 
 def place(index: StartIndex, slots: jax.Array, lanes: int) -> jax.Array:
-    """Return the places of the bits of slots, each in range, in a buffer of so many lanes."""
+    """Return the places of the bits of slots in range, in a buffer of this many lanes."""
     if not index.by_lane:
         return slots
     step = slots // lanes
@@ -96,7 +96,7 @@ def add(index: StartIndex, ring: Ring, span: Span, window: Window) -> tuple[Star
     if index.bits is None:
         return index, Change(span.evicted, written, span.drawable)
     if index.total is None:
-        # A bit is set for every stored row that has not been removed. So none has to be read.
+        # A bit is set for every stored row that has not been removed. So no bit has to be read.
         by = span.drawable.astype(jnp.int32) - span.evicted.astype(jnp.int32)
         bits = bit_tree.change(index.bits, written, by)
         return StartIndex(bits, None), Change(span.evicted, written, span.drawable)
@@ -104,7 +104,7 @@ def add(index: StartIndex, ring: Ring, span: Span, window: Window) -> tuple[Star
     evicted = once(bit_tree.read(index.bits, written) & (span.slots < ring.capacity))
     gone = evicted.astype(jnp.int32)
     slots, is_start = starts.completed(ring, span, window)
-    # The total is known once all earlier reads of the bits are over.
+    # The total is known once all earlier reads of the bits are done.
     written = tie(written, index.total)
     new = is_start.astype(jnp.int32)
     where = jnp.concatenate([written, place(index, slots, ring.lanes)])
@@ -120,7 +120,7 @@ def remove(
     """Take out the starts of all windows with these rows.
 
     Returns:
-        The index, and the lost starts, none twice, `capacity` for none.
+        The index, and the distinct lost starts; `capacity` marks an unused entry.
     """
     found = slots
     if window.length > 1:
@@ -136,7 +136,7 @@ def remove(
 
 
 def retire(index: StartIndex, ring: Ring, slots: jax.Array) -> StartIndex:
-    """Take out starts whose rows stay: int32 `[B]` slots, `capacity` for none; none twice."""
+    """Take out starts, not rows: int32 `[B]` distinct slots; `capacity` marks an unused entry."""
     inside = place(index, ring.clamp(slots), ring.lanes)
     lost = bit_tree.read(index.tree, inside) & (slots < ring.capacity)
     change = -lost.astype(jnp.int32)
@@ -158,7 +158,7 @@ def is_start(index: StartIndex, ring: Ring, slots: jax.Array) -> jax.Array:
 
 
 def rank(index: StartIndex, slots: jax.Array) -> jax.Array:
-    """Count the starts before each slot, no slot behind the last row: int32 `[B]`."""
+    """Count the starts before each slot: int32 `[B]`. No slot lies behind the last row."""
     return slots if index.bits is None else bit_tree.rank(index.bits, slots)
 
 
@@ -177,7 +177,7 @@ class StartPicks:
 
 
 def plan(index: StartIndex, ring: Ring, counts: jax.Array, ask: Ask) -> Plan:
-    """Draw starts of all shards, each alike; int32 `[S]` counts are those of the shards."""
+    """Draw starts of all shards, all equally likely; `[S]` int32 counts are those of the shards."""
     bits = None
     if _all_at_first(index, ring):
         words = random_bits.bits(ask.key, (2, ask.batch_size))
@@ -188,7 +188,7 @@ def plan(index: StartIndex, ring: Ring, counts: jax.Array, ask: Ask) -> Plan:
 
 
 def pick(index: StartIndex, ring: Ring, picks: StartPicks) -> jax.Array:
-    """Return the drawn slots: int32 `[B]`, in range even where there is no start."""
+    """Return the drawn slots: int32 `[B]`, any slot in range if the index has no start."""
     if picks.bits is None:
         return select(index, ring, picks.ranks)
     slots = random_bits.below(picks.bits, ring.filled())
@@ -196,7 +196,7 @@ def pick(index: StartIndex, ring: Ring, picks: StartPicks) -> jax.Array:
 
 
 def select(index: StartIndex, ring: Ring, ranks: jax.Array) -> jax.Array:
-    """Find the starts of given ranks: int32 `[B]` slots, in range even where there is none."""
+    """Find the starts of given ranks: int32 `[B]` slots, any slot in range for a rank too high."""
     if index.bits is None:
         return ranks
     if not _all_at_first(index, ring):
@@ -208,7 +208,7 @@ def select(index: StartIndex, ring: Ring, ranks: jax.Array) -> jax.Array:
 
     @unless_all.def_vmap
     def _(size: int, batched: list[Any], *given: Any) -> tuple[jax.Array, bool]:
-        # One condition for all buffers: with a condition for each, all would take the way down.
+        # One condition for all buffers: with one each, all would walk down the tree.
         axes = jax.tree.map(lambda is_batched: 0 if is_batched else None, tuple(batched))
         _, removed, ranks = given
         every = jax.vmap(always, axes, axis_size=size)

@@ -1,13 +1,12 @@
 """Track which rows may start a window, at a cost in proportion to the rows written.
 
-A window is `length` consecutive rows of one lane. A row is a start if its whole window is stored,
-inside one episode, without a removed row or a dummy. A row becomes a start when the last row of its
-window is written. It ceases to be one when it is overwritten, or when a row of its window is
-removed. So a write changes as many starts as it has rows: no later window contains an overwritten
-row.
+A window is `length` consecutive rows of one lane. A row is a start if its whole window is stored in
+one episode, without removed rows. A row becomes a start when the last row of its window is written.
+It ceases to be one when it is overwritten, or when a row of its window is removed. So a write
+changes as many starts as it has rows: no later window contains an overwritten row.
 
-Unless a window is strict, the first row of an episode is a start at once, and its window ends with
-the episode.
+Unless a window is strict, the first row of an episode is a start at once. Its window ends with the
+episode.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ def completed(ring: Ring, span: Span, window: Window) -> tuple[jax.Array, jax.Ar
     """Find the starts whose windows the rows of an add have completed.
 
     Returns:
-        The first slot of the window that ends with each row, int32 `[B]` in range, and whether the
-        slot is a start.
+        The first slot of the window that ends with each row, int32 `[B]` in range. Then a mask of
+        the slots that are starts.
     """
     in_episode = span.in_episode
     assert in_episode is not None
@@ -49,7 +48,7 @@ def completed(ring: Ring, span: Span, window: Window) -> tuple[jax.Array, jax.Ar
 
 
 def overwritten_at_once(ring: Ring, span: Span, window: Window) -> jax.Array:
-    """Count the starts that an add has brought, and overwritten by its later rows: int32 scalar."""
+    """Count the starts that an add has both made and overwritten: int32 scalar."""
     in_episode, earlier = span.in_episode, window.length - 1
     assert in_episode is not None
     steps = in_episode.newer.shape[0] // ring.lanes
@@ -63,7 +62,7 @@ def overwritten_at_once(ring: Ring, span: Span, window: Window) -> jax.Array:
     is_start &= ~in_episode.dummy & (back >= ring.lane_length)
     if span.meant is not None:
         is_start &= span.meant
-    if window.stride > 1:  # rows that were not kept have a step, too, but no slot
+    if window.stride > 1:  # rows that were not kept count as steps, but have no slot
         newest = jnp.broadcast_to(ring.newest(), (steps, ring.lanes)).reshape(-1)
         is_start &= (ring.later(ring.clamp(newest), -back) // ring.lanes) % window.stride == 0
     return int32_sum(is_start)
@@ -92,8 +91,8 @@ def of_moved_rows(
         window: The window.
 
     Yields:
-        How many steps earlier the starts are; their slots, int32 `[B]` in range; and which of them
-        there are.
+        The number of steps from each start to its row; the slots, int32 `[B]` in range; a mask of
+        the real starts.
     """
     inside, last = ring.clamp(slots), window.length - 1
     for earlier in {last} | (set() if window.strict else {0}):
@@ -104,7 +103,7 @@ def of_moved_rows(
 
 
 def _in_one_episode(ring: Ring, slots: jax.Array, earlier: int) -> jax.Array:
-    """Return whether so many rows before each slot are of the episode of its row: bool `[B]`."""
+    """Return whether this many rows before each slot are of the row's episode: bool `[B]`."""
 
     def turn(back: jax.Array, alike: jax.Array) -> jax.Array:
         flags = read_rows(ring.flags, ring.later(slots, -back))

@@ -1,4 +1,4 @@
-"""The versions of the policies that made the rows, and the lowest one that may be drawn."""
+"""The policy versions of the rows, and the lowest drawable version."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fbuf.xla.filled import filled, zeros
 from fbuf.xla.rows import read_rows, write_rows
 
 CHUNK = 1024
-"""The rows that `oldest_stale` looks at."""
+"""The number of rows that `oldest_stale` reads."""
 
 
 @pytree
@@ -47,7 +47,7 @@ def write(versions: Versions, slots: jax.Array, new: jax.Array) -> Versions:
 
 
 def raised(versions: Versions, lowest: jax.Array) -> Versions:
-    """Return the versions with another lowest one, unless it is lower than before."""
+    """Return the versions with a new lowest one; a lower one than before is ignored."""
     return dataclasses.replace(versions, lowest=jnp.maximum(versions.lowest, lowest))
 
 
@@ -57,7 +57,7 @@ def may_be_drawn(versions: Versions, slots: jax.Array) -> jax.Array:
 
 
 def oldest_stale(versions: Versions, live: StartIndex, ring: Ring) -> jax.Array:
-    """Find the stale rows among the oldest live ones: int32 slots, `capacity` for all others."""
+    """Find stale rows among the oldest live ones: int32 slots, `capacity` in place of others."""
     total = start_index.total(live, ring)
     step = jnp.arange(min(CHUNK, ring.capacity), dtype=jnp.int32)
     there = step < total
@@ -69,7 +69,7 @@ def oldest_stale(versions: Versions, live: StartIndex, ring: Ring) -> jax.Array:
 
 
 def check_field(name: str, spec: jax.ShapeDtypeStruct) -> None:
-    """Refuse a field that is no version."""
+    """Refuse a version field of another dtype or shape."""
     kind = np.dtype(spec.dtype)
     if spec.shape or kind.kind not in "iu" or kind.itemsize > 4:
         raise TypeError(

@@ -14,10 +14,11 @@ from fbuf.storage.ring import Ring
 
 
 def nested(sampler: Sampler, index: Index, ring: Ring) -> Iterator[tuple[Sampler, Index]]:
-    """Yield a sampler and all those that it draws with, from the outside inwards; their indices.
+    """Yield a sampler and its inner samplers, the outermost first, each with its index.
 
     Raises:
-        TypeError: If a wrapper has more in its index, and does not say which part is whose.
+        TypeError: If a wrapper has more in its index, and no `inner` says which part is the inner
+            index.
     """
     yield sampler, index
     for inner, found in sampler.inner(index):
@@ -27,7 +28,7 @@ def nested(sampler: Sampler, index: Index, ring: Ring) -> Iterator[tuple[Sampler
 
 
 def _part(sampler: Sampler, inner: Sampler, index: Index, ring: Ring) -> Index:
-    """Return the part of a wrapper's index that is the index of the wrapped sampler."""
+    """Return the wrapped sampler's part of a wrapper's index."""
     wanted = jax.eval_shape(inner.init, ring)
     structure, specs = jax.tree.structure(wanted), _specs(wanted)
     if not specs:

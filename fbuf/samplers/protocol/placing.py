@@ -25,12 +25,12 @@ class PlacingSampler(Sampler):
         Args:
             index: The index.
             ring: The ring, without the rows.
-            mask: bool `[B]`; which rows are meant.
-            given: The priorities that were given.
+            mask: bool `[B]`; False for a row to leave out.
+            given: The priorities of the rows, as the caller gave them.
 
         Returns:
-            The index, and int32 `[B]` slots, none twice; the capacity for a row that is not kept.
-            As long as the buffer is not full, kept rows take new slots from the first one on.
+            The index, and int32 `[B]` distinct slots; the capacity marks a row that is not kept.
+            Until the buffer is full, kept rows take new slots in order.
         """
 
 

@@ -55,9 +55,8 @@ class PlannedSampler(Sampler):
     `draw`.
 
     Attributes:
-        largest_stats: The names of those `stats` of several shards that are the maximum over the
-            shards.
-        smallest_stats: Those that are the minimum; all others are the sum.
+        largest_stats: The names of the `stats` that are the maximum over the shards.
+        smallest_stats: The names of the `stats` that are the minimum; all others are the sum.
         refuses_picks: Whether a shard may refuse picks. A plan then has more picks than draws.
     """
 
@@ -70,10 +69,7 @@ class PlannedSampler(Sampler):
         return index
 
     def largest_priority(self, index: Index) -> jax.Array | None:
-        """Return the value that new rows need the maximum over all shards of: a float32 scalar.
-
-        None if they need none.
-        """
+        """Return a value whose maximum over all shards new rows need: a float32 scalar, or None."""
         return None
 
     def with_largest_priority(self, index: Index, largest: jax.Array) -> Index:
@@ -82,7 +78,7 @@ class PlannedSampler(Sampler):
 
     @abc.abstractmethod
     def shard_totals(self, index: Index, ring: Ring) -> Any:
-        """Return the figures of a shard for plans and weights: a pytree of numeric arrays."""
+        """Return the totals of a shard, for plans and weights: a pytree of numeric arrays."""
 
     @abc.abstractmethod
     def plan(self, index: Index, ring: Ring, totals: Any, ask: Ask) -> Plan:
@@ -96,20 +92,22 @@ class PlannedSampler(Sampler):
         """
 
     def allowed(self, index: Index, ring: Ring, picks: Any, own: jax.Array) -> jax.Array:
-        """Return which picks a shard allows: bool `[C]`. Only called if `refuses_picks`.
+        """Return a mask of the picks that a shard allows: bool `[C]`.
+
+        Only called if `refuses_picks`.
 
         Args:
             index: The index of this shard.
             ring: The ring of this shard.
             picks: All picks of the plan, leaves `[..., C]`.
-            own: bool `[C]`; which of them are of this shard. The result counts for these alone.
+            own: bool `[C]`; the picks of this shard. Other entries of the result are ignored.
         """
         raise NotImplementedError
 
     def settled(
         self, totals: Any, plan: Plan, allowed: jax.Array, batch_size: int
     ) -> tuple[Any, Plan]:
-        """Return the plan of a batch, of picks that all shards have looked at.
+        """Return the plan of a batch, after all shards have checked the picks.
 
         Only called if `refuses_picks`. The totals for `weigh` may get more leaves, of any shape.
 
@@ -154,7 +152,7 @@ class PlannedSampler(Sampler):
             index: The index of this shard.
             ring: The ring of this shard.
             picks: All picks of the plan, leaves `[..., B]`.
-            there: bool `[B]`; which of them are draws of this shard that the batch has.
+            there: bool `[B]`; the picks of this shard that became draws of the batch.
         """
         raise NotImplementedError
 
@@ -176,5 +174,5 @@ class PlannedSampler(Sampler):
         return self.weigh(totals, Picked(slots, aux, positions), ask)
 
     def only_totals(self, index: Index, ring: Ring) -> Any:
-        """Return the totals of all shards where this buffer is the only one: leaves `[1]`."""
+        """Return the totals of this buffer as the only shard: leaves `[1]`."""
         return jax.tree.map(lambda leaf: leaf[None], self.shard_totals(index, ring))

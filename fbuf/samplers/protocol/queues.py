@@ -1,4 +1,4 @@
-"""Queues: `fbuf.pop` reads each row once, in order, and none is drawn."""
+"""Queues: `fbuf.pop` reads each row once, in order, and no row is drawn."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class QueueSampler(Sampler):
 
     @abc.abstractmethod
     def space(self, index: Index, ring: Ring) -> jax.Array:
-        """Count the steps of each head that can be written over read rows: int32 `[heads]`."""
+        """Count the steps of each head without an unread row: int32 `[heads]`."""
 
     @abc.abstractmethod
     def popped(self, index: Index, steps: jax.Array) -> Index:
         """Return the index after the oldest unread steps of each head were read.
 
-        `steps` is int32 `[heads]`: how many.
+        `steps` is their number, int32 `[heads]`.
         """
 
     def room(self, index: Index, ring: Ring) -> jax.Array | None:
@@ -62,7 +62,7 @@ class QueueSampler(Sampler):
 
 
 def queue_of(sampler: Sampler) -> QueueSampler:
-    """Return a sampler as the queue that it is."""
+    """Return a sampler, which must be a queue, for type checkers."""
     assert isinstance(sampler, QueueSampler)
     return sampler
 

@@ -1,4 +1,4 @@
-"""The fields of rows that a sampler looks at, such as the group of each row."""
+"""The fields of rows that a sampler reads, such as the group of each row."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from fbuf.storage.layout import Layout
 
 
 def check(sampler: Sampler, layout: Layout) -> None:
-    """Refuse items without the fields that the sampler looks at, or of other dtypes or shapes."""
+    """Refuse items that lack a field of the sampler, or have it in another dtype or shape."""
     for name, number in numbers(sampler, layout).items():
         sampler.check_field(name, layout.fields[number].spec)
 
 
 def of_rows(sampler: Sampler, layout: Layout, rows: Any) -> dict[str, jax.Array]:
-    """Return the fields of rows, leaves `[B, ...]`, that the sampler looks at."""
+    """Return the sampler's fields of rows, leaves `[B, ...]`."""
     leaves = jax.tree.leaves(rows)
     return {name: leaves[number] for name, number in numbers(sampler, layout).items()}
 
@@ -26,7 +26,7 @@ def of_rows(sampler: Sampler, layout: Layout, rows: Any) -> dict[str, jax.Array]
 def among(
     sampler: Sampler, layout: Layout, changed: Mapping[int, jax.Array]
 ) -> dict[str, jax.Array]:
-    """Return those of changed leaves, by number, that the sampler looks at, by name."""
+    """Return the sampler's fields, by name, among changed leaves by number."""
     wanted = numbers(sampler, layout).items()
     return {name: changed[number] for name, number in wanted if number in changed}
 

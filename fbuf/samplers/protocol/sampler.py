@@ -59,12 +59,12 @@ class Given(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """Another buffer, from which rows were added to this one.
+    """The buffer whose rows were added to this one.
 
     Attributes:
         sampler: Its sampler.
         index: Its index.
-        slots: int32 `[B]`; where the rows were there.
+        slots: int32 `[B]`; the slots of the rows in that buffer.
     """
 
     sampler: Sampler
@@ -106,13 +106,13 @@ class Sampler(CurrentNames, Listed):
         keeps_priorities: Whether `add` takes priorities, and `update_priority` may be called.
         without_replacement: Whether batches are numbered, so that `fbuf.sample` needs `step`. Such
             a sampler has a method `epoch_size`.
-        fields: The names of the fields of rows that the sampler looks at. It finds those of new
+        fields: The names of the fields of rows that the sampler reads. It finds those of new
             rows in `span.fields`. Such a sampler has methods `check_field` and `written`.
-        is_queue: Whether `fbuf.pop` reads each row once, and none is drawn: see `QueueSampler`.
+        is_queue: Whether `fbuf.pop` reads each row once, and no row is drawn: see `QueueSampler`.
         places: Whether the sampler chooses the slots of new rows: see `PlacingSampler`.
-        can_be_wrapped: Whether a sampler around this one may draw other rows than it says.
-        notes_draws: Whether the index remembers what was drawn, so that `fbuf.draw` takes the place
-            of `fbuf.sample`. Such a sampler has a method `note`.
+        can_be_wrapped: Whether a wrapper may change the draws of this sampler.
+        notes_draws: Whether the index remembers its draws, so that `fbuf.draw` takes the place of
+            `fbuf.sample`. Such a sampler has a method `note`.
     """
 
     window: int = 1
@@ -188,7 +188,7 @@ class Sampler(CurrentNames, Listed):
         return True
 
     def inner(self, index: Index) -> Iterable[tuple[Sampler, Index]]:
-        """Return each sampler that this one draws with, and the index of each; by default none.
+        """Return each inner sampler and its index; by default there is no inner sampler.
 
         So `fbuf.group_sizes`, `fbuf.group_ids` and `fbuf.report` look inside.
         """
@@ -258,7 +258,7 @@ class Sampler(CurrentNames, Listed):
 
         `fbuf.resize`, `fbuf.extend` and `fbuf.split` call it after `add`. They call it before the
         first `add`, too, without rows (each slot is the capacity), for values of a whole buffer. By
-        default nothing is taken over, as suits a sampler that finds all it needs in the ring.
+        default nothing is taken over: the ring has all that a plain sampler needs.
 
         Args:
             index: The index, with the rows in it.
@@ -273,7 +273,7 @@ class Sampler(CurrentNames, Listed):
         return index, jnp.zeros(slots.shape, jnp.uint32)
 
     def take_counts(self, index: Index, other: Sampler, old: Index) -> Index:
-        """Add what another buffer's index has counted since it was made, for `stats`.
+        """Add the counts of another buffer's index to those for `stats`.
 
         `fbuf.resize`, `fbuf.extend` and `fbuf.split` call it once, before they add the rows of that
         buffer. Over a mesh, each old shard is added to one new shard. By default nothing is added.
@@ -282,7 +282,7 @@ class Sampler(CurrentNames, Listed):
         return index
 
     def check_field(self, name: str, spec: jax.ShapeDtypeStruct) -> None:
-        """Raise `TypeError` if a field is of another shape or dtype than the sampler looks at."""
+        """Raise `TypeError` if a field has the wrong shape or dtype for the sampler."""
 
     def written(
         self, index: Index, ring: Ring, slots: jax.Array, fields: dict[str, jax.Array]
@@ -296,13 +296,13 @@ class Sampler(CurrentNames, Listed):
     def note(self, index: Index, ring: Ring, draw: Draw) -> Index:
         """Return the index after a batch was drawn. Only called if `notes_draws`.
 
-        `draw` is what the method `draw` has returned for this index. Its mask may be False for more
+        `draw` is the result of the method `draw` for this index. Its mask may be False for more
         draws.
         """
         raise NotImplementedError
 
     def resized(self, index: Index, old: Index) -> Index:
-        """Return the index after `fbuf.resize`; `old` is that of the buffer before.
+        """Return the index after `fbuf.resize`; `old` is the index of the old buffer.
 
         Rows that did not fit are in the old one alone.
         """
@@ -313,5 +313,5 @@ class Sampler(CurrentNames, Listed):
         raise NotImplementedError
 
     def stats(self, index: Index, ring: Ring) -> dict[str, jax.Array]:
-        """Return figures for logging. Scalars."""
+        """Return metrics for logging: scalars."""
         return {}

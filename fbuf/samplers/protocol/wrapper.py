@@ -1,4 +1,4 @@
-"""Samplers that draw as another sampler does, but for something of their own."""
+"""Wrappers: samplers that change one thing about another sampler."""
 
 # A type checker takes a forwarded member for one that is no property.
 # pyright: reportIncompatibleMethodOverride=false
@@ -15,7 +15,7 @@ from fbuf.storage.ring import Ring
 
 
 class _Forwarded:
-    """A member of a wrapper that is the wrapped sampler's."""
+    """A member that a wrapper takes from the wrapped sampler."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -26,12 +26,12 @@ class _Forwarded:
 
 
 def forwarded() -> Any:
-    """Return a member of a wrapper that is the wrapped sampler's."""
+    """Return a member that a wrapper takes from the wrapped sampler."""
     return _Forwarded()
 
 
 class Wrapper(Sampler):
-    """Draw as `sampler` does, but for something of its own.
+    """Draw with `sampler`, and change one thing about it.
 
     A subclass is a dataclass with a field `sampler`. Here the index is that of the wrapped sampler.
     A subclass with more in its index overrides all methods that get it, `inner` among them.
@@ -55,7 +55,7 @@ class Wrapper(Sampler):
                 "fbuf.Limited outside"
             )
 
-    # All that the wrapped sampler answers as well as any.
+    # Members of the wrapped sampler.
     window = forwarded()
     stride = forwarded()
     fields = forwarded()
@@ -92,16 +92,16 @@ class Wrapper(Sampler):
     def take_over(
         self, index: Index, ring: Ring, slots: jax.Array, origin: Origin
     ) -> tuple[Index, jax.Array]:
-        """Have the wrapped sampler take over from that of another buffer."""
+        """Have the wrapped sampler take over from the one in another buffer."""
         other = origin.sampler
         if isinstance(other, Wrapper) and type(other) is type(self):
             origin = origin._replace(sampler=other.sampler)
         return self.sampler.take_over(index, ring, slots, origin)
 
     def take_counts(self, index: Index, other: Sampler, old: Any) -> Index:
-        """Have the wrapped sampler add the counts of that of another buffer."""
+        """Have the wrapped sampler add the counts of the one in another buffer."""
         if type(self).take_over is not Wrapper.take_over:
-            return index  # the index may be another one
+            return index  # the index may be of another class
         if isinstance(other, Wrapper) and type(other) is type(self):
             other = other.sampler
         return self.sampler.take_counts(index, other, old)

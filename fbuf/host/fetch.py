@@ -7,14 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 
-class Taking:
-    """Take rows in the first thread that asks.
+class Fetch:
+    """Fetch rows in the first thread that asks.
 
     It is a thread that makes batches ahead, or one that is about to change the store.
     """
 
     def __init__(self, take: Callable[[], Any]) -> None:
-        """Nothing is taken yet."""
+        """Prepare the fetch."""
         self._take: Callable[[], Any] | None = take
         self._lock = threading.RLock()
         self._taken: Any = None
@@ -30,12 +30,12 @@ class Taking:
                 taken = self._take()
             except Exception as raised:
                 error = raised
-            # A signal handler that changes the store takes them before: these may be newer rows.
+            # A signal handler that changes the store has fetched them; rows read now may be newer.
             if self._take is not None:
                 self._taken, self._error, self._take = taken, error, None
 
     def __call__(self) -> Any:
-        """Return the taken rows."""
+        """Return the fetched rows."""
         self.settle()
         if self._error is not None:
             raise self._error

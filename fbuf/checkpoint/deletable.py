@@ -1,4 +1,4 @@
-"""The checkpoints that this process may delete: its own, and those that it found at a load."""
+"""The checkpoints that this process may delete: its own, and those present at a load."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from collections.abc import Callable, Iterable, Mapping
 
 from fbuf.checkpoint.errors import CheckpointError, Mismatch
 
-_seen: dict[pathlib.Path, set[bytes]] = {}
+_heads: dict[pathlib.Path, set[bytes]] = {}
 """The checkpoints by directory, each as the first line of its manifest.
 
 Checkpoints of two runs can have the same number.
 """
 
 _lock = threading.Lock()
-"""Held while an entry is changed: saves in the background change entries, too."""
+"""Held during a change: saves in the background also change entries."""
 
 
 def note(folder: pathlib.Path, heads: Iterable[bytes]) -> None:
-    """Add checkpoints of a directory, which were saved here, or were there at a load."""
+    """Add checkpoints of a directory: saved by this process, or present at a load."""
     with _lock:
-        _seen.setdefault(folder, set()).update(heads)
+        _heads.setdefault(folder, set()).update(heads)
 
 
 def forget_but(folder: pathlib.Path, heads: Iterable[bytes]) -> None:
     """Forget deleted checkpoints. One that is put back later comes from a backup."""
     with _lock:
-        _seen[folder] = _seen.get(folder, set()) & set(heads)
+        _heads[folder] = _heads.get(folder, set()) & set(heads)
 
 
 def require(
@@ -36,7 +36,7 @@ def require(
     heads: Mapping[int, bytes],
     read: Callable[[pathlib.Path, int], object],
 ) -> None:
-    """Refuse to save where a checkpoint is from another run or a backup: old ones are deleted.
+    """Refuse to save beside a checkpoint of another run or a backup, as saves delete old ones.
 
     Args:
         function: The beginning of the error message.
@@ -45,9 +45,10 @@ def require(
         read: Reads a manifest.
 
     Raises:
-        CheckpointError: If there is one. A damaged one cannot be loaded, so the advice is another.
+        CheckpointError: If there is such a checkpoint. The advice for a damaged one differs, as it
+            cannot be loaded.
     """
-    seen = _seen.get(folder, set())
+    seen = _heads.get(folder, set())
     unknown = [number for number, head in heads.items() if head not in seen]
     if unknown:
         try:
