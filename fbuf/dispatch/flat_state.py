@@ -47,7 +47,7 @@ class Form:
         return {**dict(parts), "sampler": self.sampler}
 
     @functools.cached_property
-    def keys(self) -> list[GetAttrKey]:
+    def keys(self) -> list[Any]:
         """The keys of the arrays: the way to each through the fields, as in `storage.wide[0]`."""
         parts = self.structure.unflatten(range(self.structure.num_leaves))
         ways = [
@@ -114,9 +114,10 @@ def holding(form: Form, arrays: tuple[Any, ...]) -> State[Any]:
     return state
 
 
-def _with_keys(state: State[Any]) -> tuple[list[tuple[GetAttrKey, Any]], Form]:
+def _with_keys(state: State[Any]) -> tuple[list[tuple[Any, Any]], Form]:
     arrays, form = held(state)
     return list(zip(form.keys, arrays, strict=True)), form
 
 
-jax.tree_util.register_pytree_with_keys(State, _with_keys, holding, held)
+_holding: Any = holding  # JAX gives it a tuple, and its types say an iterable
+jax.tree_util.register_pytree_with_keys(State, _with_keys, _holding, held)

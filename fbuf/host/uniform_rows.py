@@ -119,5 +119,5 @@ def below(words: Array, total: int) -> Integers:
         total: How many integers there are.
     """
     high, low = words
-    total, half = np.uint64(total), np.uint64(32)
-    return ((high * total + (low * total >> half)) >> half).view(np.int64)
+    factor, half = np.uint64(total), np.uint64(32)
+    return ((high * factor + (low * factor >> half)) >> half).view(np.int64)

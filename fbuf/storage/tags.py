@@ -13,7 +13,6 @@ import secrets
 from collections.abc import Generator
 
 import jax
-import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jax import lax

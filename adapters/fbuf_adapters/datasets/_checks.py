@@ -35,8 +35,9 @@ def checked_block(where: str, block: Any) -> Block:
     """Return a block whose flags are all bool `[n]`; refuse other flags, and what is no block."""
     if not isinstance(block, Block):
         raise DatasetError(f"{where}: blocks() must yield Block(...), got {type(block).__name__}")
-    if not isinstance(block.flags, RowFlags):  # nothing holds a user to the types
-        came = type(block.flags).__name__
+    flags: Any = block.flags  # nothing holds a user to the types
+    if not isinstance(flags, RowFlags):
+        came = type(flags).__name__
         raise DatasetError(f"{where}: flags of a block must be RowFlags(...), got {came}")
     found: list[Array] = []
     for name, flag in block.flags._asdict().items():

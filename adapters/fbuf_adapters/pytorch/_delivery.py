@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import torch
 
 import fbuf
@@ -19,6 +20,7 @@ from fbuf_adapters.pytorch._tree import map_tensors
 from fbuf_adapters.pytorch._unpack import Axes, Unpack, free
 
 _SHORT = (torch.int32, torch.uint32)
+_SHORT_OF_NUMPY = (np.dtype(np.int32), np.dtype(np.uint32))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +54,31 @@ class PackedBatch:
         return widened(leaves) if long else leaves
 
 
+class TakenBatch(NamedTuple):
+    """A batch that NumPy has made, in memory of the host.
+
+    Attributes:
+        taken: Its leaves.
+        tree: The structure of the leaves.
+        arrays: Nothing is packed.
+        axes: As of a `PackedBatch` of just as many rows.
+        number: As of a `PackedBatch` by itself.
+    """
+
+    taken: list[np.ndarray[Any, Any]]
+    tree: Any
+    arrays: tuple[jax.Array, ...] = ()
+    axes: None = None
+    number: None = None
+
+    def leaves(self, long: bool) -> list[torch.Tensor]:
+        """Return its leaves, in the same memory; with `long`, all integers as int64."""
+        if not long:
+            return list(map(torch.from_numpy, self.taken))
+        wide = (x.astype(np.int64) if x.dtype in _SHORT_OF_NUMPY else x for x in self.taken)
+        return list(map(torch.from_numpy, wide))
+
+
 def widened(leaves: list[torch.Tensor]) -> list[torch.Tensor]:
     """Return leaves with int64 for integers of 32 bits."""
     return [leaf.long() if leaf.dtype in _SHORT else leaf for leaf in leaves]
@@ -70,7 +97,7 @@ class Delivery:
         self.rebuild: list[_containers.Container] = []
         """Makes items what they were, if they were no trees of JAX's."""
 
-    def __call__(self, make: Callable[[], PackedBatch], waits: bool = False) -> Any:
+    def __call__(self, make: Callable[[], PackedBatch | TakenBatch], waits: bool = False) -> Any:
         """Return the batch as the user gets it; `waits` tells that a caller waits for it."""
         drawn = make()
         of_host = not drawn.arrays or torch_device(drawn.arrays[0].sharding).type == "cpu"
@@ -82,7 +109,7 @@ class Delivery:
             leaves = [leaf.clone() for leaf in leaves]
         batch = drawn.tree.unflatten(leaves)
         alone = drawn.axes is None and drawn.number is None
-        if self._returns_ids and alone and not of_host:
+        if self._returns_ids and alone and not of_host and isinstance(drawn, PackedBatch):
             self.handed.note(batch, drawn.arrays, drawn.unpack, drawn.tree)
         if self.rebuild and self._of_items:
             batch = dataclasses.replace(batch, data=self.rebuild[0](batch.data, batch.mask.shape))

@@ -16,13 +16,13 @@ from jax import lax
 import fbuf
 from fbuf.adapter_api import BatchDrawer, Calls, fold_in, returned_batch
 from fbuf_adapters.pytorch import _delivery, _dtypes, _modes, _packed
-from fbuf_adapters.pytorch._delivery import PackedBatch
+from fbuf_adapters.pytorch._delivery import PackedBatch, TakenBatch
 from fbuf_adapters.pytorch._sizes import Sizes
 from fbuf_adapters.pytorch._spec import Spec
 from fbuf_adapters.pytorch._to_torch import KeptAliases
 from fbuf_adapters.pytorch._unpack import Axes, Unpack
 
-PackedDraw = tuple[Callable[[], PackedBatch], Any]
+PackedDraw = tuple[Callable[[], PackedBatch | TakenBatch], Any]
 """A function that returns the packed batch of a turn, and the next turn.
 
 If several are drawn, the function returns all of them, with an axis before theirs. Beside it are
@@ -154,7 +154,8 @@ class TensorDrawer(BatchDrawer):
         if asked.batches == 1:
             return [(functools.partial(self._delivery, make, waits=True), after)]
         turns, last = after
-        whole = dataclasses.replace(make(), aliases=KeptAliases())
+        packed: Any = make()  # NumPy makes one batch at a time
+        whole = dataclasses.replace(packed, aliases=KeptAliases())
 
         def delivered(number: int) -> Any:
             one = dataclasses.replace(whole, number=number)

@@ -8,16 +8,16 @@ many batches come from one program.
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import torch
 from jax import lax
 
 from fbuf.adapter_api import Calls, UniformRows, below_on_host, bits, fold_in, of_newest, wait_for
 from fbuf_adapters.pytorch import _dtypes
+from fbuf_adapters.pytorch._delivery import TakenBatch
 from fbuf_adapters.pytorch._drawer import BatchRequest, Numbered, PackedDraw, Recipe
 
 _MOST = 1024
@@ -25,31 +25,6 @@ _MOST = 1024
 
 _WORDS = 4096
 """The rows that bits are made for at once."""
-
-
-_SHORT = (np.dtype(np.int32), np.dtype(np.uint32))
-
-
-class TakenBatch(NamedTuple):
-    """A batch in memory of the host, as a `PackedBatch`.
-
-    Attributes:
-        taken: Its leaves.
-        tree: The structure of the leaves.
-    """
-
-    taken: list[np.ndarray[Any, Any]]
-    tree: Any
-    arrays: tuple[jax.Array, ...] = ()
-    axes: None = None
-    number: None = None
-
-    def leaves(self, long: bool) -> list[torch.Tensor]:
-        """Return its leaves, in the same memory; see `PackedBatch.leaves`."""
-        if not long:
-            return list(map(torch.from_numpy, self.taken))
-        widened = (x.astype(np.int64) if x.dtype in _SHORT else x for x in self.taken)
-        return list(map(torch.from_numpy, widened))
 
 
 class _Bits:
