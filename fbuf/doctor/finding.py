@@ -30,7 +30,7 @@ class Finding:
     """
 
     severity: Severity
-    """`"error"` if learning cannot work, or `"warning"`."""
+    """`"error"` if learning cannot work; `"warning"` if it may be intended."""
     name: str
     """A short name that no version changes."""
     sentence: str

@@ -23,7 +23,7 @@ from fbuf.state import State
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """The argument of a caller that a buffer was given for; for messages.
+    """The argument that has a buffer, in words for messages.
 
     Attributes:
         where: The function that was called.
@@ -89,7 +89,7 @@ class Owner:
 
     @property
     def num_envs(self) -> int | None:
-        """The number of environments that the buffer is for, in all shards."""
+        """The number of environments, of all shards together."""
         each = self.index.ring.num_envs
         return None if each is None else each * self.num_shards
 

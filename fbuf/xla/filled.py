@@ -14,7 +14,7 @@ _COPIED = 2**24
 """The most bytes that are copied from the host. XLA fills more in the time that they take."""
 
 _ALIGNMENT = 64
-"""JAX shares an array of NumPy that lies at a multiple of so many bytes.
+"""JAX shares an array of NumPy that lies at a multiple of this number of bytes.
 
 XLA does not write in place to memory that is shared.
 """

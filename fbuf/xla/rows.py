@@ -24,7 +24,7 @@ _MANY, _MANY_CACHED = 2**13, 2**11
 """The least cache lines to read that are worth waking other threads for; from a small array."""
 
 _WIDEST_LOAD = 16
-"""Bytes; the widest load of a GPU, of four 32-bit words. Of narrower numbers it loads four, too."""
+"""Bytes; the widest load of a GPU, of four words. Four narrower numbers take one load, too."""
 
 _WORTH_WORDS = 2**17
 """Bytes of a batch; a GPU reads so few faster than it starts a kernel."""

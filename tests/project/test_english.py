@@ -216,7 +216,7 @@ def strict(tmp_path, monkeypatch):
         ("Refuse so many values that they fill the memory.", []),
         ("Return the figures, as JSON has them.", ["as X has"]),
         ("Find the rows as the sampler does.", ["as X has"]),
-        ("Save a buffer as `fbuf.save` does it.", ["as X has"]),
+        ("Save a buffer as `fbuf.save` does it.", []),
         ("Wait as long as the thread has work.", []),
         ("Return that of those rows.", ["that of those"]),
         ("Return the rows that a view looks at the flags of.", ["ends in a preposition"]),

@@ -456,7 +456,10 @@ def test_a_planned_sampler_draws_over_a_mesh():
     chex.assert_trees_all_equal(alone[0]["item"].data, one[0]["item"].data)
 
 
-STABLE = ("fbuf", "fbuf.samplers", "fbuf.views", "fbuf.testing", "fbuf.host", "fbuf.sharded")
+STABLE = (
+    *("fbuf", "fbuf.samplers", "fbuf.views", "fbuf.testing", "fbuf.host", "fbuf.sharded"),
+    "fbuf.adapter_api",  # `Holder` and `Owner` alone
+)
 
 
 @pytest.mark.parametrize("page", ["extending.md", "extending_more.md"])
@@ -465,6 +468,9 @@ def test_the_pages_for_authors_use_stable_names(page):
     text = (pathlib.Path(__file__).parents[2] / "docs" / "know" / page).read_text()
     imported = set(re.findall(r"(?m)^from (fbuf[\w.]*) import", text))
     assert imported <= set(STABLE)
+    of_adapters = re.findall(r"(?m)^from fbuf\.adapter_api import (.+)$", text)
+    of_adapters += re.findall(r"\bfbuf\.adapter_api\.(\w+)", text)
+    assert set(of_adapters) <= {"Holder", "Owner"}
     named = set(re.findall(r"\bfbuf\.\w+(?:\.\w+)*", text))
     unstable = {name for name in named if importlib.util.find_spec(".".join(name.split(".")[:2]))}
     unstable -= {name for name in named if name.startswith(tuple(f"{s}." for s in STABLE[1:]))}

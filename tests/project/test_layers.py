@@ -14,6 +14,7 @@ PACKAGE = pathlib.Path(fbuf.__file__).parent
 LAYERS = (
     "_versions",
     "_pytree",
+    "_arrays",
     "runtime",
     "checks",
     "compat",

@@ -52,7 +52,7 @@ LENIENT = (
     ),
     *("adapters/fbuf_adapters/datasets/_buffers.py", "fbuf/dispatch/call.py"),
     *("adapters/fbuf_adapters/gymnasium/_chunk_writer.py", "fbuf/dispatch/flat_state.py"),
-    *("fbuf/doctor/opened.py", "fbuf/host/reported.py", "fbuf/xla/rows.py"),
+    *("fbuf/doctor/opened.py", "fbuf/xla/rows.py"),
 )
 """Files of `fbuf` and `adapters` that are still to be mended."""
 

@@ -1903,11 +1903,11 @@ MUTANTS = [
     ),
     *of(
         "host/uniform_rows.py",
-        ("if self._removed is not None and int(seen(leaves[self._removed])):", "if False:", "removed rows", ("test_numpy_draws.py", "removal")),
+        ("if self._removed is not None and int(seen(leaves[self._removed])):", "if False:", "mask", ("test_numpy_draws.py", "removal")),
         ("            arrays.clear()  # or", "            pass  # or", "adapters", ("test_numpy_draws.py", "own")),
         ("(slots >= head)", "(slots > head)", "adapters", ("test_numpy_draws.py", "those_of_sample")),
         ("_TRUNCATED = _BITS & TERMINATED > 0, _BITS & TRUNCATED > 0", "_TRUNCATED = _BITS & TERMINATED > 0, _BITS & TERMINATED > 0", "adapters", ("test_numpy_draws.py", "those_of_sample")),
-        ("(low * total >> half)", "0", "adapters", ("test_numpy_draws.py", "below")),
+        ("(low * factor >> half)", "0", "adapters", ("test_numpy_draws.py", "below")),
         ("            mask.copy(),", "            mask,", "adapters", ("test_numpy_draws.py", "own")),
     ),
     *of(

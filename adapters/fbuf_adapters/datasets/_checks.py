@@ -39,7 +39,7 @@ def checked_block(where: str, block: Any) -> Block:
     if not isinstance(flags, RowFlags):
         came = type(flags).__name__
         raise DatasetError(f"{where}: flags of a block must be RowFlags(...), got {came}")
-    found: list[Array] = []
+    arrays: list[Array] = []
     for name, flag in block.flags._asdict().items():
         refuse_foreign(where, name, flag)
         if not isinstance(flag, bool) and getattr(flag, "dtype", None) != np.bool_:
@@ -49,13 +49,13 @@ def checked_block(where: str, block: Any) -> Block:
                 f"{where}: {name} of RowFlags must be a bool array, got {came}; give "
                 f"np.asarray({name}, bool), or np.zeros(n, bool) where no row is"
             )
-        found.append(np.asarray(flag))
-    shapes = {name: flag.shape for name, flag in zip(RowFlags._fields, found, strict=True)}
+        arrays.append(np.asarray(flag))
+    shapes = {name: flag.shape for name, flag in zip(RowFlags._fields, arrays, strict=True)}
     rows = next((shape for shape in list(shapes.values())[:2] if shape), ())
     if len(rows) != 1 or not {(), rows}.issuperset(shapes.values()):
         raise DatasetError(
             f"{where}: each array of RowFlags must be of shape (n,) for the n rows of the block, "
             f"got {shapes}"
         )
-    flags = RowFlags(*(np.broadcast_to(flag, rows) for flag in found))
+    flags = RowFlags(*(np.broadcast_to(flag, rows) for flag in arrays))
     return dataclasses.replace(block, flags=flags)

@@ -1,8 +1,8 @@
 """Uniform batches, made with NumPy in the memory of a buffer on the CPU.
 
-They are the batches of the compiled program, to the last bit. For a few rows the call of a program,
-and the way of its result to PyTorch, take longer than NumPy takes for all of it. The random bits of
-many batches come from one program.
+They are the batches of the compiled program, to the last bit. For a few rows NumPy takes less time
+than the call of a program, and the way of its result to PyTorch. The random bits of many batches
+come from one program.
 """
 
 from __future__ import annotations

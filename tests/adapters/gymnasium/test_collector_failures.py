@@ -14,11 +14,12 @@ import pytest
 pytest.importorskip("gymnasium")
 
 import gymnasium
-from fbuf_adapters.gymnasium import Collector, CollectorError, _chunk_writer
+from fbuf_adapters.gymnasium import Collector, CollectorError
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from support.environments import Walk, policy, steps_in, steps_of, vector
 
 import fbuf
+from fbuf.owner import owner
 
 MODES = ("same_step", "next_step", "disabled")
 
@@ -155,7 +156,7 @@ def test_ctrl_c_between_an_add_and_its_result(monkeypatch):
             signal.raise_signal(signal.SIGINT)
         return state
 
-    monkeypatch.setattr(_chunk_writer.fbuf, "add", adding)
+    monkeypatch.setattr(owner, "add", adding)
     with Collector(vector(3), policy, chunk=8) as collector:
         state = buffer(collector)
         with pytest.raises(KeyboardInterrupt):
