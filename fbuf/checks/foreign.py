@@ -26,9 +26,8 @@ _FREE = 2**30
 _TIMES = 250
 """The most growth of a file above `_FREE`, in multiples of its size.
 
-Images, sensors and actions are far
-
-below it, and so are flags that are mostly False."""
+Images, sensors and actions are far below it, and so are flags that are mostly False.
+"""
 
 _MOST_VALUES = 2**24
 """The most values of a JSON file; each takes some hundred bytes as an object of Python."""

@@ -88,7 +88,7 @@ def _expected(tree: Any, rows: tuple[int, ...], kept: int, widest: int) -> dict[
         tree: The structure of the state.
         rows: The shape of an array of one number a row.
         kept: The number of next observations that are kept aside.
-        widest: Return the bytes of JAX's widest numbers, by its current setting of x64.
+        widest: The bytes of JAX's widest numbers, by its current setting of x64.
     """
     state: State[Any] = tree.unflatten(range(tree.num_leaves))
     old, next_obs = state.ring, state.next_obs

@@ -83,7 +83,7 @@ def reads_to_wait_for(function: str, state: Any, ids: Any = None) -> list[jax.Ar
 
 
 def _trace_of(array: Any) -> Any:
-    """Return the trace of an array, which is a value there and in inner traces."""
+    """Return the trace of an array; the array is a value in it, and in the traces within it."""
     return getattr(array, "_trace", None)
 
 

@@ -52,7 +52,7 @@ class EvictionIndex:
     newest: jax.Array
 
 
-# A field of one base class is a property of the other.
+# An attribute of one base class is a property of the other.
 @dataclasses.dataclass(frozen=True)
 class EvictLowest(  # pyright: ignore[reportIncompatibleVariableOverride]
     PlacingSampler, PlannedSampler, Wrapper
@@ -229,7 +229,7 @@ class EvictLowest(  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.sampler.probability(index.priorities, ring, slots)
 
     def stats(self, index: EvictionIndex, ring: Ring) -> dict[str, jax.Array]:
-        """Return the `stats` of the priorities, and the lowest stored one."""
+        """Return the `stats` of the priorities, and the lowest stored priority."""
         lowest = sum_tree.aggregate(index.priorities.tree, Aggregate.LARGEST_INVERSE)
         lowest = jnp.where(lowest > 0, 1 / jnp.where(lowest > 0, lowest, 1), 0)
         return {"lowest": lowest} | self.sampler.stats(index.priorities, ring)

@@ -49,7 +49,7 @@ class FreshIndex:
 
 @pytree
 class FreshTotals:
-    """The totals of a shard: the fresh starts, at most a batch, and the totals of the sampler."""
+    """The totals of a shard: the number of fresh starts, and the totals of the sampler."""
 
     fresh: jax.Array
     others: Any
@@ -61,7 +61,7 @@ class FreshPicks:
 
     Attributes:
         fresh: bool `[B]`; True for a draw of a fresh start.
-        ranks: int32 `[B]`; the place of each fresh start in the shard, the oldest first.
+        ranks: int32 `[B]`; the rank of each among the fresh starts of the shard, 0 the oldest.
         others: The picks of the other sampler, for every draw.
     """
 
@@ -70,7 +70,7 @@ class FreshPicks:
     others: Any
 
 
-# A field of one base class is a property of the other.
+# An attribute of one base class is a property of the other.
 @dataclasses.dataclass(frozen=True)
 class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatibleVariableOverride]
     """Draw each new row, or window, once soon after it was written; all else as another sampler.
@@ -95,7 +95,8 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
     by a flag, by `fbuf.end_episode`, or in `fbuf.load`.
 
     Each row is fresh, whatever `sampler` says of it. So is a row of priority 0 with `eps=0.0`, and
-    a row of no group or of share 0. Leave out rows that no batch may have, by `mask` of `fbuf.add`.
+    a row of no group, or of a group with share 0. Leave out rows that no batch may have, by `mask`
+    of `fbuf.add`.
 
     A fresh row has `probability` 1. Its weight is that of a row drawn uniformly, because every row
     is fresh once. The weights of the other draws are those of `sampler`, and all are divided by the
@@ -177,13 +178,13 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
     # A property where other classes have a value: it follows from the arguments.
     @property
     def largest_stats(self) -> frozenset[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The value of the wrapped sampler."""
+        """The `largest_stats` of the wrapped sampler."""
         return self._planned.largest_stats
 
     # A property where other classes have a value: it follows from the arguments.
     @property
     def smallest_stats(self) -> frozenset[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The value of the wrapped sampler."""
+        """The `smallest_stats` of the wrapped sampler."""
         return self._planned.smallest_stats
 
     # A property where other classes have a value: it follows from the arguments.
@@ -258,7 +259,7 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
     def take_over(
         self, index: FreshIndex, ring: Ring, slots: jax.Array, origin: Origin
     ) -> tuple[FreshIndex, jax.Array]:
-        """Take over the sampler's index; a start that was in a batch is not fresh."""
+        """Have the sampler take over; a start that was in a batch there is not fresh here."""
         other, old, old_slots = origin
         if not isinstance(other, FreshFirst):
             return index, jnp.zeros(slots.shape, jnp.uint32)
@@ -388,7 +389,7 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
         return fresh_order.count(index.fresh, ring, self._fresh_window)
 
     def _in_batch(self, counts: jax.Array, batch_size: int | None) -> jax.Array:
-        """Return the number of fresh starts in a batch, from `[S]` counts of shards: a scalar."""
+        """Return the number of fresh starts in a batch, by `[S]` counts of shards: int32 scalar."""
         limits = [limit for limit in (self.most, batch_size) if limit is not None]
         # With the limit first, the sum over shards stays an int32.
         most = min(limits) if limits else jnp.iinfo(jnp.int32).max // counts.shape[0]

@@ -52,7 +52,7 @@ class LimitedTotals:
     taken: Taken | None = None
 
 
-# A field of one base class is a property of the other.
+# An attribute of one base class is a property of the other.
 @dataclasses.dataclass(frozen=True)
 class Limited(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatibleVariableOverride]
     """Draw with another sampler, but no row more often, or at a higher age, than you allow.
@@ -143,19 +143,19 @@ class Limited(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatibleVar
     # A property where other classes have a value: it follows from the arguments.
     @property
     def largest_stats(self) -> frozenset[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The value of the wrapped sampler."""
+        """The `largest_stats` of the wrapped sampler."""
         return self._planned.largest_stats
 
     # A property where other classes have a value: it follows from the arguments.
     @property
     def smallest_stats(self) -> frozenset[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The value of the wrapped sampler."""
+        """The `smallest_stats` of the wrapped sampler."""
         return self._planned.smallest_stats
 
     # A property where other classes have a value: it follows from the arguments.
     @property
     def refuses_picks(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether a shard may refuse candidates: rows beyond `max_age` alone are no candidates."""
+        """Whether a shard may refuse candidates; not by `max_age`: old rows are no candidates."""
         return self.max_uses is not None or self.version is not None
 
     @property
@@ -305,7 +305,7 @@ class Limited(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatibleVar
             gone = jnp.zeros(slots.shape, bool)
             if self._is_as_strict_as(other):
                 gone = lives.is_retired(old.lives, before)
-                if other.max_uses is not None:  # used-up rows may be drawn again
+                if other.max_uses is not None:  # rows that were used up there may be drawn
                     gone &= ~other._used_up(old, before)
             if self.max_uses is not None:
                 gone |= self._used_up(index, start)

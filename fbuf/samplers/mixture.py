@@ -60,7 +60,7 @@ class Odds:
 
 @dataclasses.dataclass(frozen=True)
 class Mixture(WindowedSampler):
-    """Draw each row in one of three random ways: uniformly, by priority, or from the newest rows.
+    """Draw each row in a way chosen by chance: uniformly, by priority, or from the newest rows.
 
     The probability of a row is that of all three ways together, so importance weights are right for
     every draw. They are `(N * probability) ** -beta`, divided by the largest in the batch. A way
@@ -283,7 +283,7 @@ class Mixture(WindowedSampler):
         return self.priorities.stats(index.priorities, ring)
 
     def _shares(self, totals: MixedTotals) -> jax.Array:
-        """Return the shares of the ways, 0 for a way without rows: float32 `[3]`."""
+        """Return the shares of the ways, 0 for a way without a row to draw: float32 `[3]`."""
         by_priority = totals.priorities.total
         drawable = jnp.stack([(of > 0).any() for of in (totals.starts, by_priority, totals.recent)])
         given = [self.uniform, self.prioritized, self.recent]

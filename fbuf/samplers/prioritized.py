@@ -222,7 +222,7 @@ class Prioritized(WindowedSampler):
     def can_sample(self, index: PriorityIndex, ring: Ring) -> jax.Array:
         """Return whether any stored priority is above 0."""
         if self.start_conditions.every_row and not self.may_draw_nothing:
-            return ring.live() > 0  # one condition for buffers with different rows
+            return ring.live() > 0  # reads no priority: the same for buffers whose rows differ
         return sum_tree.total(index.tree) > 0
 
     def largest_priority(self, index: PriorityIndex) -> jax.Array:

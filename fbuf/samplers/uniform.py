@@ -23,7 +23,7 @@ from fbuf.storage.ring import Ring, Span
 
 @pytree
 class UniformIndex:
-    """The index of `Uniform`: starts, and their segments; None unless episodes are drawn."""
+    """The index of `Uniform`: starts, and segments, which are None unless episodes are drawn."""
 
     starts: StartIndex
     segments: Segments | None
@@ -31,7 +31,7 @@ class UniformIndex:
 
 @pytree
 class UniformTotals:
-    """The totals of a shard: starts, and segments; None unless episodes are drawn. int32."""
+    """The int32 totals of a shard: starts, and segments, which are None unless by episode."""
 
     starts: jax.Array
     segments: jax.Array | None
@@ -153,7 +153,7 @@ class Uniform(WindowedSampler):
         """Weigh starts by 1 whatever `beta` is; by episode, by their probability."""
         slots, aux = picked.slots, picked.aux
         total = shards.sum_of_counts(totals.starts)
-        # The mask must not depend on the ranks. Masked values would then compute the ranks again
+        # The mask must not depend on the ranks. Else masked values would compute the ranks again
         # for every number of a batch.
         mask = jnp.broadcast_to(total > 0, slots.shape)
         if totals.segments is None or aux is None:

@@ -39,7 +39,7 @@ def fitting(
 
 
 def resets_after(ring: Ring, flags: jax.Array, mask: jax.Array | None) -> jax.Array | None:
-    """Return whether each lane resets next, if rows may be left out.
+    """Return whether each lane resets next, after the rows of the mask.
 
     Returns:
         bool `[lanes]`; None if the ring does not follow episodes.
@@ -87,7 +87,7 @@ def append(
         # of the flags before the write.
         replaced = lax.optimization_barrier(jnp.where(inside, old, 0))
         # The head moves once these slots are known. Otherwise too much would be ready at once, and
-        # XLA on CPU wakes other threads: see `fbuf.xla.loop`.
+        # XLA on CPU would wake other threads: see `fbuf.xla.loop`.
         head = by_platform(head, replaced, cpu=_after, default=lambda head, _: head)
         gone = held & (replaced & REMOVED > 0)
         reads = replaced, before
@@ -166,8 +166,8 @@ def _follow(
 ) -> tuple[Open, InEpisode]:
     """Place the new rows of the mask in their episodes."""
     # Only rows that were in a ring already can be cut, and are known to be dummies.
-    marks = flags & ENDS > 0, dummy, None if dummy is None else flags & CUT > 0
-    ends, *known = jax.tree.map(lambda leaf: leaf.reshape(-1, ring.lanes), marks)
+    of_rows = flags & ENDS > 0, dummy, None if dummy is None else flags & CUT > 0
+    ends, *known = jax.tree.map(lambda leaf: leaf.reshape(-1, ring.lanes), of_rows)
     if mask is None:
         after, found = episodes.follow(before, ends, None, ring.autoreset, *known)
         return after, jax.tree.map(lambda leaf: leaf.reshape(-1), found)

@@ -21,7 +21,7 @@ def in_order(ring: Ring) -> jax.Array:
 
 
 def whole_episodes(ring: Ring) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return the slots of all episodes, without dummies, in the order of their ends.
+    """Return the slots of whole episodes, without dummies, one after another by their ends.
 
     Episodes without a remaining row are left out.
 

@@ -49,7 +49,7 @@ class InEpisode:
 
     Attributes:
         position: int32; the number of the row in its episode, from 1; 0 for a dummy.
-        intact: int32; the number of rows since the last removed row, this row included.
+        intact: int32; the number of rows of the episode up to this one, behind any removed row.
         dummy: bool; the row is the dummy step of a reset.
         newer: int32; the number of rows of the chunk that come after the row in its lane.
     """

@@ -1,7 +1,7 @@
 """Faults: errors inside compiled steps, kept as sticky bits in the state.
 
 An exception from inside a donated call would lose the buffer. So a bad value is skipped and a bit
-is set. The host reads the bit at any time.
+is set. The host may read the bit at any time.
 """
 
 from __future__ import annotations

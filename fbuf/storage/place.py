@@ -19,7 +19,7 @@ def place(ring: Ring, flags: jax.Array, slots: jax.Array, before: jax.Array) -> 
         ring: The ring; it counts the writes of each slot.
         flags: uint8 `[B]`; the flags of the new rows.
         slots: int32 `[B]`, distinct; `capacity` marks a row that is not kept. Until the buffer is
-            full, new slots are taken in order.
+            full, new slots are taken in order, from slot 0 on.
         before: An array that must have been read before anything is written, see `fbuf.xla.tie`.
 
     Returns:

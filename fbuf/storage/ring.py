@@ -94,8 +94,8 @@ class Ring:
     Attributes:
         cursor: int32 `[5, heads]`; `head`, `lap`, `stored`, `save_id` and `tag`. They share an
             array, because every array of a state costs time in each call from Python.
-        removed: int32 scalar; the number of stored rows that have been removed. None if rows cannot
-            be removed.
+        removed: int32 scalar; the number of stored rows that have been removed. None if none can be
+            removed, and the ring does not follow episodes.
         flags: uint8 `[capacity]`; the bits of each row, see above.
         open: The open episode of each lane; None if the ring does not follow episodes.
         writes: int32 `[capacity]`; the number of writes of each slot, if a sampler chooses the
@@ -166,7 +166,7 @@ class Ring:
 
     @property
     def save_id(self) -> jax.Array:
-        """The id of the save behind this buffer, 0 without a save. int32 `[heads]`."""
+        """The id of the last save in the buffer's history, 0 without one. int32 `[heads]`."""
         return self.cursor[3]
 
     @property

@@ -35,7 +35,7 @@ from fbuf.xla.rows import read_rows, write_rows
 Item = TypeVar("Item", default=Any)
 
 _PART = 2**12
-"""The rows to pack at a time."""
+"""The number of rows to pack at a time, if there are many."""
 
 
 @pytree

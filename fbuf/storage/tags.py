@@ -33,7 +33,7 @@ _agreed: contextvars.ContextVar[int | None] = contextvars.ContextVar("_agreed", 
 """The tag of all new buffers, while it is not None."""
 
 _traced = itertools.count()
-"""The number of the next compiled program that makes tags."""
+"""The number of the next tag of a compiled program."""
 
 
 def new() -> jax.Array | int:

@@ -62,7 +62,7 @@ def read(field: Field, array: Any) -> Any:
 
 
 def as_it_lies(field: Field, array: Any) -> Any:
-    """Convert an array of rows of an earlier version, which kept their dtype."""
+    """Convert an array of an earlier version, whose rows kept their dtype; keep any other."""
     as_before = isinstance(array, jax.Array | np.ndarray) and array.dtype == field.dtype
     return stored(field, array) if as_before else array
 
@@ -83,7 +83,7 @@ def _lies_as(field: Field) -> np.dtype[Any]:
 
 
 def _in_a_byte(field: Field) -> int:
-    """Return the numbers in a byte, or 1 for numbers of whole bytes."""
+    """Return how many numbers share a byte; 1 for numbers of whole bytes."""
     return max(8 // words.width(field.dtype), 1)
 
 

@@ -23,7 +23,7 @@ UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
 def packed(leaves: Sequence[jax.Array]) -> jax.Array:
     """Lay leaves `[B, ...]` of any dtype side by side: uint32 `[B, words]`."""
     columns = [bits(in_whole_bytes(leaf), jnp.uint32) for leaf in leaves]
-    # A number of a whole word is converted, which needs no separate kernel on a GPU.
+    # A number alone in its word is converted, which needs no separate kernel on a GPU.
     wide = [
         column.astype(jnp.uint32) if column.shape[1] == 1 else widened(column, jnp.uint32)
         for column in columns

@@ -30,7 +30,7 @@ class Path(NamedTuple):
         lambda_: The share of later steps.
         known: The step exists, and `following` is known.
         linked: The next step continues this one. If its target is unknown, its error is 0.
-        learn: The step is in the loss, if its target is known.
+        learn: The step is for the loss, and `known`.
     """
 
     reward: jax.Array
@@ -43,7 +43,7 @@ class Path(NamedTuple):
     learn: jax.Array
 
     def surprise(self, value: jax.Array) -> jax.Array:
-        """Return the advantage of each step over `value`; 0 where it is not known."""
+        """Return the one-step error of each step against `value`; 0 where it is not known."""
         return jnp.where(self.known, self.reward + self.gamma * self.following - value, 0)
 
 
@@ -99,7 +99,7 @@ class Layout:
 
     def back(self, steps: jax.Array) -> jax.Array:
         """Return steps in the layout of the batch."""
-        return self._by_time(steps)  # the permutation swaps two axes
+        return self._by_time(steps)  # a second swap of the axes undoes the first
 
     def _one_or_many(self, argument: str, value: Any) -> jax.Array:
         """Return one number for all steps, or one for each."""

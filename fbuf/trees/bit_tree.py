@@ -119,9 +119,10 @@ def select(tree: BitTree, ranks: jax.Array) -> jax.Array:
 
 
 def select_first(tree: BitTree, ranks: jax.Array, count: jax.Array) -> jax.Array:
-    """Find slots as `select` does, for the first `count` ranks; other results are meaningless.
+    """Find slots as `select` does, for the first `count` ranks.
 
-    On CPU, outside of `vmap`, it takes O(count log N) time.
+    Other results are in range, and meaningless. On CPU, outside of `vmap`, it takes O(count log N)
+    time.
     """
     return jnp.clip(_select(tree, ranks, count), 0, tree.capacity - 1)
 

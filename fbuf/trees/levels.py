@@ -126,7 +126,7 @@ def refresh(
 def read_row(level: jax.Array, row: jax.Array, buffer: Numbers = ()) -> jax.Array:
     """Read one row of a level, `[FANOUT]` or `[FANOUT, aggregates]`; for use inside a loop.
 
-    With the levels of several buffers, `place` selects one; see `by_entries`.
+    With the levels of several buffers, `buffer` selects one; see `by_entries`.
     """
     at, row_shape = (*buffer, row), level.shape[len(buffer) + 1 :]
     sizes = (*(1,) * len(at), *row_shape)

@@ -15,7 +15,7 @@ def smallest(tree: SumTree, first: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Find the next slot with the smallest value above 0, around the end of the slots.
 
     The search climbs from `first` to the lowest row with a smallest value at or behind it. Then it
-    walks down. A node has one if its inverse is the largest of all.
+    walks down. A node has a smallest value under it if its inverse is the largest of all.
 
     Args:
         tree: The tree, which must keep LARGEST_INVERSE.
@@ -27,7 +27,7 @@ def smallest(tree: SumTree, first: jax.Array) -> tuple[jax.Array, jax.Array]:
     Cost: O(log N).
     """
     most, top = sum_tree.aggregate(tree, Aggregate.LARGEST_INVERSE), len(tree.nodes)
-    at, node, place = first, jnp.int32(-1), jnp.int32(top)  # `place` is on the level of `node`
+    at, node, place = first, jnp.int32(-1), jnp.int32(top)  # `place` is the level of `node`
     for number in range(top + 1):
         inverse, begin = _row(tree, number, at // FANOUT)
         steps = jnp.arange(inverse.shape[0], dtype=jnp.int32)

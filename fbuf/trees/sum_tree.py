@@ -80,8 +80,8 @@ class SumTree:
         leaves: `[rows, FANOUT]`; the value of slot `s` is at `[s // FANOUT, s % FANOUT]`.
             One spare leaf behind the slots is always 0: entries to leave out are written there.
         nodes: `[rows, FANOUT]` each, or `[rows, FANOUT, aggregates]` if a node keeps more than the
-            sum. The last level is the top, of at most `TOP` nodes. An axis of length 1 would make
-            XLA on CPU copy the array at every step, with several shards a device.
+            sum. The last level is the top, of at most `TOP` nodes. There is no axis of length 1:
+            with several shards on a device, XLA on CPU would copy the array at every step.
         capacity: The number of slots; static.
         keeps: The aggregates of a node, the sum first; static.
         inactive: Whether values may have a minus sign. Such a value is stored, but it is never
@@ -196,7 +196,7 @@ def _rows_above(
         count, before = level.shape[0], most
         most = min(count, levels.most_rows(most))
         depth += 1
-        # Use the span's rows if they are fewer than those of the level below.
+        # Use the span's rows if they are fewer than on the level below; otherwise keep those.
         if level is tree.leaves or most < before:
             rows, depth = first + jnp.arange(most, dtype=jnp.int32), 0
             rows = jnp.where(rows < count, rows, rows - count)

@@ -24,9 +24,9 @@ _Carry = tuple[jax.Array, jax.Array, jax.Array]
 def remaining(ring: Ring, slots: jax.Array) -> jax.Array:
     """Count the stored rows of the episode after each of `[B]` rows.
 
-    The count stops at an end of either kind, at the newest row, and before a removed row. It is 0
-    for a slot that holds no row. O(B longest) reads of a byte, where `longest` is the largest
-    count.
+    The count stops at an end of either kind, at the newest row, and before a removed row or a
+    dummy. It is 0 for a slot that holds no row. O(B longest) reads of a byte, where `longest` is
+    the largest count.
 
     Returns:
         int32 `[B]`.
@@ -36,7 +36,7 @@ def remaining(ring: Ring, slots: jax.Array) -> jax.Array:
 
 
 def elapsed(ring: Ring, slots: jax.Array) -> jax.Array:
-    """Count the rows of the episode before each of `[B]` rows, backwards; see `remaining`."""
+    """Count the stored rows of the episode before each of `[B]` rows; see `remaining`."""
     return _reach(ring, slots, jnp.maximum(ring.older(slots), 0), forward=False)
 
 

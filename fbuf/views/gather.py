@@ -57,7 +57,7 @@ def gather(
         mask: bool `[B]`; False for a masked draw.
         view: The view.
         key: The key of the view; None unless the view is random.
-        reads: Further reads before the ids.
+        reads: Further reads; the ids wait until they are done.
         zeros: Set the data of masked rows to 0; otherwise it is the data of any row.
         part: The part of the batch with these draws; None for the whole batch.
     """

@@ -101,7 +101,7 @@ class GoalRows:
 
         Returns:
             int32 slots, and bool: whether the goal is of strategy "random". `[B]` or `[B, copies]`
-            each. Over several shards any row may be in another one, so its slot is of no use.
+            each. Over several shards such a row may be in another one, so its slot is of no use.
         """
         which, inside, anywhere = (key, key, key)
         if len(self.shares) > 1:

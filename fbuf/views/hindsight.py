@@ -113,9 +113,8 @@ class Hindsight(View[HindsightStep[Any]]):
             if you want them.
 
     Cost: O(B L) reads of a flag. L is the longest distance in the batch from a drawn row to the end
-        of its episode. With `"episode"` it is also the distance to its first row. With `"current"`
-        and `"random"` it is 0. One row is read for each draw, and one for each goal. `"random"`
-        draws again where a row was
+    of its episode; with `"episode"` also to its first row. With `"current"` and `"random"` it is 0.
+    One row is read for each draw, and one for each goal. `"random"` draws again where a row was
     removed: O(B) reads while a twentieth of the rows is left. With fewer it may read all N flags
     once, a byte each. Over a mesh, each shard reads a row for each goal of `"random"`, and an
     `all_reduce` brings the achievements to all devices.
@@ -248,7 +247,7 @@ class Hindsight(View[HindsightStep[Any]]):
         reader.number(self.reward, "reward", column=True)
 
     def _leaves(self, layout: Layout) -> tuple[list[int], list[int], Any, int, list[int]]:
-        """Return the leaves of goal and achievement, their tree, the reward, and all reads."""
+        """Return the leaves of goal and achievement, their tree, the reward, and all to read."""
         goal, tree = jax.tree.flatten(layout.find("Hindsight", "goal", self.goal))
         achieved = jax.tree.leaves(layout.find("Hindsight", "achieved", self.achieved))
         reward: Any = layout.find("Hindsight", "reward", self.reward)

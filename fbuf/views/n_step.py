@@ -1,4 +1,4 @@
-"""The n-step view: the discounted rewards of several steps, and the observation to bootstrap."""
+"""The n-step view: discounted rewards of several steps, and the observation behind them."""
 
 from __future__ import annotations
 

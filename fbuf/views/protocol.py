@@ -46,7 +46,7 @@ class Reading:
 
     Attributes:
         data: The `data` of the batch.
-        flags: uint8 `[B]` or `[B, T]`: the flags of the rows in `data`.
+        flags: uint8 `[B]` or `[B, T]`: the flags of the batch, before the mask.
         known: bool `[B]`: False where the view has no result; such a draw is masked. None if every
             draw has a result.
     """
@@ -78,7 +78,7 @@ class View(CurrentNames, Listed, Generic[Data]):
     }
 
     def leaves_of_any(self, layout: Layout) -> tuple[int | None, tuple[int, ...]] | None:
-        """Return the reads of any rows, also in other shards; None without such reads.
+        """Return the reads of random rows, which may be in other shards; None without such reads.
 
         The result is the number of rows for each draw, and the numbers of their leaves. None as the
         number means one row without an axis. Over several shards `reader.anywhere()` has these

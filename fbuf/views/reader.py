@@ -28,8 +28,8 @@ class BatchPart(NamedTuple):
 
     Attributes:
         positions: int32 `[B]`; their positions in the batch.
-        of: The size of the batch. anywhere: Leaves of random rows of all shards, for all draws of
-            the batch: `[size, ...]` each, with the size `of`.
+        of: The size of the batch.
+        anywhere: Leaves of random rows of all shards; the first axis is all draws of the batch.
     """
 
     positions: jax.Array
@@ -46,7 +46,7 @@ class Reader:
     Attributes:
         ring: The slots that hold rows, and their order: `ring.later(slots, steps)`,
             `ring.newer(slots)`, `ring.older(slots)`.
-        window: The steps of the episode that are surely stored from each drawn row.
+        window: The least number of stored steps of the episode from each drawn row on.
         sampler_window: The sampler's window; a drawn row may lack some of its steps.
         reads: The arrays that have been read.
         mask: bool `[B]`; False for a masked draw. None masks no draw.
@@ -128,7 +128,7 @@ class Reader:
         return self.layout.find(self.view, argument, name)
 
     def number(self, name: str, argument: str, *, column: bool = False) -> int:
-        """Return the number of the leaf of a scalar field, such as the reward.
+        """Return the number of the leaf of a field of one real number, such as the reward.
 
         With `column` the field may also be of shape `[1]`. The view then drops that axis.
         """
@@ -212,7 +212,8 @@ class Reader:
     def steps_to_end(self, slots: jax.Array) -> jax.Array:
         """Count the stored rows of the episode after each of `[B]` rows.
 
-        The count stops at an end of either kind, at the newest row, and before a removed row.
+        The count stops at an end of either kind, at the newest row, and before a removed row or a
+        dummy.
 
         Returns:
             int32 `[B]`. O(B longest) reads of a byte.
@@ -224,7 +225,7 @@ class Reader:
         return self.record(episode.elapsed(self.ring, slots))
 
     def check_lane(self, what: str, steps: int) -> None:
-        """Refuse more steps than a lane has."""
+        """Refuse more steps than fit in a lane."""
         if steps > self.ring.lane_length:
             raise ValueError(
                 f"fbuf.{self.view}: {what} {steps} steps, but a lane of this buffer has room for "

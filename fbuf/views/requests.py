@@ -1,4 +1,4 @@
-"""Requests of rows: made by the first half of a view, answered for its second half.
+"""Requests for rows: made by the first half of a view, answered for its second half.
 
 The first half of a view runs beside the flags and the sampler's index, and requests rows. The
 second half builds the result. Between the two halves the rows are read, from memory or from disk.

@@ -29,10 +29,10 @@ class SequenceSteps(Generic[Item, ArrayT]):
     Attributes:
         item: The steps as you added them; leaves `[B, T, ...]`, zeros where `valid` is False.
         valid: bool `[B, T]`: there is such a step.
-        loss_mask: bool `[B, T]`: the step is valid, and one of the `length` steps of the loss.
-            is_first: bool `[B, T]`: the step is known to be the first of an episode. With
-            `boundary="cross"`, every first step behind an end is True, even if the episode began
-            earlier.
+        loss_mask: bool `[B, T]`: the step is valid, and one of the `length` steps for the loss.
+        is_first: bool `[B, T]`: the step is known to be the first of an episode. With
+            `boundary="cross"` also the first step behind an end, whether or not its episode began
+            there.
         state: The field `state` of the first step only, leaves `[B, ...]`; None if you name none.
         next_observation: The next observation of each step: a tree like the field `next_of`, leaves
             `[B, T, ...]`, zeros where `valid` is False. None if you name no `next_of`.
@@ -56,7 +56,7 @@ class SequenceSteps(Generic[Item, ArrayT]):
     valid: ArrayT
     """bool `[B, T]`: there is such a step."""
     loss_mask: ArrayT
-    """bool `[B, T]`: the step is valid, and one of the `length` steps of the loss."""
+    """bool `[B, T]`: the step is valid, and one of the `length` steps for the loss."""
     is_first: ArrayT
     """bool `[B, T]`: the step is known to be the first of an episode."""
     state: Any
@@ -74,7 +74,7 @@ class Sequence(View[SequenceSteps[Any]]):
     `Sample.terminated` and `.truncated` are `[B, T]`, and False where `valid` is False.
 
     Attributes:
-        length: The number of steps of the loss, at least 1.
+        length: The number of steps for the loss, at least 1.
         burn_in: The number of steps before them that only warm up a recurrent state.
         bootstrap: The number of steps after them that only serve for targets.
         boundary: The behaviour at the end of an episode. With `"stop"` no sequence reaches an end:
@@ -208,6 +208,6 @@ class Sequence(View[SequenceSteps[Any]]):
 def _begins(ring: Ring, slots: jax.Array, before: jax.Array, flags: jax.Array) -> jax.Array:
     """Return whether rows are known to be the first of an episode, by their flags: bool `[B]`."""
     after_end = before & NEXT_BEGINS > 0
-    # No row is stored before the oldest one. `Ring.begin_is_gone` would take longer.
+    # Before the oldest row none was written, or it is gone. `Ring.begin_is_gone` takes longer.
     begins = jnp.where(ring.older(slots) > 0, after_end, ~ring.full(slots))
     return begins & (flags & CUT == 0)

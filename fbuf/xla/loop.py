@@ -91,7 +91,7 @@ def by_halves(make: Callable[..., jax.Array], source: Any, *batch: jax.Array) ->
 
     Args:
         make: Gathers something for each entry of a batch, or for some of its entries.
-        source: The array, or a tree of arrays.
+        source: The array that `make` reads, or a tree of arrays.
         batch: `[B]` each, of at least one entry.
 
     Returns:

@@ -15,7 +15,7 @@ class Taken(NamedTuple):
     """The candidates of a batch of `B` draws.
 
     Attributes:
-        places: int32 `[B]`; the candidate of each draw; 0 for a draw without one.
+        places: int32 `[B]`; the number of each draw's candidate; 0 for a draw without one.
         draws: int32 scalar; the number of draws with a candidate. They come first.
     """
 
@@ -33,7 +33,7 @@ def first(allowed: jax.Array, count: int) -> Taken:
 
 
 def of_draw(drawn: Draw, taken: Taken, by_batch: bool) -> Draw:
-    """Return the draws of the taken candidates; `by_batch` divides by their largest weight."""
+    """Return the taken draws; with `by_batch`, weights are divided by the largest of these."""
     parts = (drawn.slots, drawn.probability, drawn.weight, drawn.log_weight, drawn.mask)
     own = Draw(*(part[taken.places] for part in parts))
     position = jnp.arange(taken.places.shape[0], dtype=jnp.int32)

@@ -1,4 +1,4 @@
-"""A keyed permutation of numbers, computed one number at a time and never stored.
+"""A keyed permutation of numbers; each image is computed by itself, and none is stored.
 
 A Feistel network permutes the numbers below the next power of two. In turns, a hash of one half of
 a number's bits changes the other half. Each turn can be undone, so the network is one to one. An
@@ -37,7 +37,7 @@ def permute(
     """
     keys = random_bits.bits(key, (ROUNDS,))
     size = n.astype(jnp.uint32)
-    # At least six bits: with fewer, not all orders are equally likely after these rounds.
+    # At least six bits: with fewer, not all orders are equally likely after `ROUNDS` rounds.
     bits = jnp.maximum(32 - lax.clz(size - 1), 6)
 
     def outside(found: jax.Array) -> jax.Array:

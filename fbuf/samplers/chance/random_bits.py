@@ -61,7 +61,7 @@ def bits(key: jax.Array, shape: tuple[int, ...], after: jax.Array | None = None)
 def bits_of_rows(
     key: jax.Array, rows: int, size: int, after: jax.Array | None = None
 ) -> list[jax.Array]:
-    """Return the rows of `bits(key, (rows, size), after)`; on a GPU its reader computes a row."""
+    """Return the rows of `bits(key, (rows, size), after)`; on a GPU each is computed at its use."""
     if jax.random.key_impl(key) != _THREEFRY:
         return list(bits(key, (rows, size), after))
     return by_platform(
@@ -165,7 +165,7 @@ def high_word(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def _in_a_loop(words: jax.Array, after: jax.Array | None, count: int) -> jax.Array:
-    """Return `count` words from a loop: XLA does not compute them again at every use."""
+    """Return `count` random words, by a loop: XLA does not compute them again at every use."""
 
     @jax.custom_batching.custom_vmap
     def loop(words: jax.Array) -> jax.Array:

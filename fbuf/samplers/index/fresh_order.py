@@ -92,7 +92,7 @@ def _begun(fresh: StartIndex, ring: Ring, window: Window) -> tuple[jax.Array, ja
 
 
 def _oldest_of_lanes(fresh: StartIndex, ring: Ring, window: Window, size: int) -> jax.Array:
-    """Return the `size` oldest starts of all lanes in order; any slots behind the last start.
+    """Return the `size` oldest starts of all lanes in order; with fewer, any slots in range follow.
 
     Every `block`-th start of a lane is looked at first. The `size` oldest of all lanes lie in the
     blocks before the oldest of these, and in one more block of each lane. So no more than

@@ -43,7 +43,7 @@ class GroupIndex:
 
 
 def empty(ring: Ring, number: int) -> GroupIndex:
-    """Return an index without starts, for this many groups."""
+    """Return an index without starts, for `number` groups."""
     dtype = np.uint8 if number < _SMALL else np.int32
     return GroupIndex(
         filled(ring.capacity, number, dtype),
@@ -99,14 +99,14 @@ def retire(index: GroupIndex, ring: Ring, slots: jax.Array) -> GroupIndex:
 
 
 def select(index: GroupIndex, ring: Ring, groups: jax.Array, ranks: jax.Array) -> jax.Array:
-    """Find starts by rank in their groups: int32 `[B]` slots, any slot for a rank too high."""
+    """Find starts by rank in their groups: int32 `[B]` slots, in range for a rank too high."""
     before = jnp.cumsum(index.counts, dtype=jnp.int32) - index.counts
     place = bit_tree.select(index.bits, before[groups] + ranks)
     return jnp.clip(place - groups * ring.capacity, 0, ring.capacity - 1)
 
 
 def select_oldest(index: GroupIndex, ring: Ring, groups: jax.Array, ranks: jax.Array) -> jax.Array:
-    """Find starts by rank, the oldest first; with a head for each lane, in the order of slots."""
+    """Find starts as `select` does, the oldest first; with a head for each lane, by slots."""
     if ring.heads > 1:
         return select(index, ring, groups, ranks)
     edges = _places(ring, groups[:1], jnp.stack([jnp.int32(0), ring.head[0]]))

@@ -64,7 +64,7 @@ def add(
 
 
 def remove(lives: Lives, ring: Ring, slots: jax.Array, window: Window) -> Lives:
-    """Retire the starts of all windows with these rows."""
+    """Take out the starts of all windows with these rows."""
     live, _ = start_index.remove(lives.live, ring, slots, window)
     return dataclasses.replace(lives, live=live)
 

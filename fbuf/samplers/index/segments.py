@@ -223,6 +223,6 @@ def _bounds(segments: Segments, ring: Ring, lane: jax.Array) -> tuple[jax.Array,
 
 
 def _lane_by_lane(ring: Ring, slots: jax.Array) -> jax.Array:
-    """Return the places of slots in an order of whole lanes."""
+    """Return the places of slots in the order of one lane after another."""
     step = slots // ring.lanes
     return (slots - step * ring.lanes) * ring.lane_length + step

@@ -158,7 +158,7 @@ def is_start(index: StartIndex, ring: Ring, slots: jax.Array) -> jax.Array:
 
 
 def rank(index: StartIndex, slots: jax.Array) -> jax.Array:
-    """Count the starts before each slot: int32 `[B]`. No slot lies behind the last row."""
+    """Count the starts before each slot: int32 `[B]`. No slot may lie behind the last row."""
     return slots if index.bits is None else bit_tree.rank(index.bits, slots)
 
 

@@ -1,9 +1,9 @@
 """Track which rows may start a window, at a cost in proportion to the rows written.
 
 A window is `length` consecutive rows of one lane. A row is a start if its whole window is stored in
-one episode, without removed rows. A row becomes a start when the last row of its window is written.
-It ceases to be one when it is overwritten, or when a row of its window is removed. So a write
-changes as many starts as it has rows: no later window contains an overwritten row.
+one episode, without removed rows or dummies. A row becomes a start when the last row of its window
+is written. It ceases to be one when it is overwritten, or when a row of its window is removed. So a
+write changes as many starts as it has rows: no later window contains an overwritten row.
 
 Unless a window is strict, the first row of an episode is a start at once. Its window ends with the
 episode.
@@ -103,7 +103,7 @@ def of_moved_rows(
 
 
 def _in_one_episode(ring: Ring, slots: jax.Array, earlier: int) -> jax.Array:
-    """Return whether this many rows before each slot are of the row's episode: bool `[B]`."""
+    """Return whether the `earlier` rows before each slot are of its episode: bool `[B]`."""
 
     def turn(back: jax.Array, alike: jax.Array) -> jax.Array:
         flags = read_rows(ring.flags, ring.later(slots, -back))

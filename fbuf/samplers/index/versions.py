@@ -69,7 +69,7 @@ def oldest_stale(versions: Versions, live: StartIndex, ring: Ring) -> jax.Array:
 
 
 def check_field(name: str, spec: jax.ShapeDtypeStruct) -> None:
-    """Refuse a version field of another dtype or shape."""
+    """Refuse a version field that is not one integer of at most 32 bits."""
     kind = np.dtype(spec.dtype)
     if spec.shape or kind.kind not in "iu" or kind.itemsize > 4:
         raise TypeError(

@@ -30,7 +30,7 @@ class PlacingSampler(Sampler):
 
         Returns:
             The index, and int32 `[B]` distinct slots; the capacity marks a row that is not kept.
-            Until the buffer is full, kept rows take new slots in order.
+            Until the buffer is full, kept rows take new slots in order, from slot 0 on.
         """
 
 

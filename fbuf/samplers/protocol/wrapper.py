@@ -1,4 +1,4 @@
-"""Wrappers: samplers that change one thing about another sampler."""
+"""Wrappers: samplers that draw with another sampler, and add something of their own."""
 
 # A type checker takes a forwarded member for one that is no property.
 # pyright: reportIncompatibleMethodOverride=false
@@ -31,7 +31,7 @@ def forwarded() -> Any:
 
 
 class Wrapper(Sampler):
-    """Draw with `sampler`, and change one thing about it.
+    """Draw with `sampler`, and add something of its own.
 
     A subclass is a dataclass with a field `sampler`. Here the index is that of the wrapped sampler.
     A subclass with more in its index overrides all methods that get it, `inner` among them.
