@@ -97,5 +97,5 @@ def tied(function: str, state: StateT, ids: Any = None) -> StateT:
 def waiting(state: Any, reads: Any) -> Any:
     """Return the state, whose next change waits for these arrays. Over a mesh it is another one."""
     # Every change waits for the fault. No other number of the state does: else the size of a buffer
-    # would differ along a batch of buffers, like reads.
+    # would differ along a batch of buffers, like the reads.
     return dataclasses.replace(state, fault=tie(state.fault, reads))

@@ -43,7 +43,7 @@ class Fault(enum.IntFlag):
     CALLS_DIFFER = 64
     """Processes drew a batch together, but gave different keys or steps; it is masked."""
     BROKEN_EPISODE = 128
-    """A row did not continue the row before it in its open episode (`next_of`)."""
+    """A row's observation was not the next one of the row before in an open episode (`next_of`)."""
     NOTHING_TO_DRAW = 256
     """The buffer was full, and no row in it could be drawn."""
     FOREIGN_ID = 512

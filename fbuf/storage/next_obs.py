@@ -208,7 +208,7 @@ class NextObs:
     def _differs(
         self, lanes: int, place: jax.Array, observation: Any, next_observation: Any
     ) -> jax.Array:
-        """Find the rows that do not continue the row before them, see `_row_before`: `[B]`.
+        """Find rows whose observation is not the next one of the row before, `[B]`: `_row_before`.
 
         `_COMPARED` numbers of a large leaf are compared.
         """

@@ -262,8 +262,8 @@ class Ring:
     def generation_of(self, slots: jax.Array) -> jax.Array:
         """Return the generation of the row in each slot: the lap that wrote it, and the tag.
 
-        Before the head it is this lap, behind the head the last lap. In chosen slots, the number of
-        writes of the slot takes its place.
+        Before the head it is this lap, behind the head the lap before. In chosen slots, the number
+        of writes of the slot takes the place of the lap.
         """
         if self.writes is not None:
             flat = read_rows(self.writes, slots.reshape(-1))

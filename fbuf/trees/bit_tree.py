@@ -1,4 +1,4 @@
-"""A tree over bits, one for each slot: find the r-th set bit, count set bits before a slot.
+"""A tree over bits, one a slot: find the r-th set bit, and count the set bits before a slot.
 
 The bits lie at the bottom, 32 slots to a word. The node above a row of `FANOUT` words counts the
 set ones of its 512 bits. The nodes again form rows of `FANOUT`, up to a single row. They take 0.134
@@ -375,7 +375,7 @@ def _levels(capacity: int) -> list[Level]:
 
 
 def _enter(counts: Row, row: Row, rank: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return the number of the child with a rank, the count before that child, and the child."""
+    """Return the number of the child that holds a rank, the count before it, and the child."""
     child, before, passed_count = jnp.zeros_like(rank), jnp.zeros_like(rank), jnp.zeros_like(rank)
     entered = row[0]
     for count, following in zip(counts[:-1], row[1:], strict=True):
