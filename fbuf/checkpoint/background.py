@@ -49,13 +49,13 @@ def turn(folder: pathlib.Path) -> threading.Lock:
 
 
 def start(folder: pathlib.Path, work: Callable[[], None]) -> None:
-    """Start work for a directory, after all earlier work for it."""
+    """Start work for a directory; the caller has waited for earlier work there."""
     with _lock:
         _jobs[folder] = _Job(folder, work)
 
 
 def wait(folder: pathlib.Path | None) -> None:
-    """Wait for the work for one directory or all, and raise its first failure."""
+    """Wait for the work for one directory or all, and raise each failure once."""
     with _lock:
         jobs = {f: job for f, job in _jobs.items() if folder is None or f == folder}
     failures: list[BaseException] = []

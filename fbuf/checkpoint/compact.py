@@ -5,9 +5,9 @@ rewritten about once for every `TOGETHER`-fold growth of its file, so only a few
 half of all rows in files have been overwritten, the files with the most such rows are rewritten
 without them.
 
-For each head, a file begins at the end of the file before it, apart from overwritten rows. A save
-adds all newer rows that still count. A file is deleted only if no row of it counts. So any
-neighbours may be joined.
+For each head, a file begins at the end of the file before it, apart from rows that no longer count.
+A save adds all rows since the save before it that still count. A file is deleted only if no row of
+it counts. So any neighbours may be joined.
 """
 
 from __future__ import annotations

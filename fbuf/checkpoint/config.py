@@ -154,7 +154,7 @@ def sampler_data(sampler: Any) -> Data:
 
 
 def _option_data(sampler: str | None, option: str, value: Any) -> Data:
-    """Encode an option by its name; None for a user's class of sampler."""
+    """Encode an option; `sampler` names a class of fbuf, or is None for a user's class."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, Sampler):
@@ -172,7 +172,7 @@ def _option_data(sampler: str | None, option: str, value: Any) -> Data:
 
 
 def _sampler(data: Data, given: Sampler | None) -> Sampler:
-    """Decode a sampler; refuse a different `sampler`."""
+    """Decode a sampler; refuse a `given` one that differs."""
     if given is not None:
         if sampler_data(given) != data:
             raise Mismatch(_differing(data, sampler_data(given)))

@@ -95,7 +95,7 @@ def write(folder: pathlib.Path, contents: Mapping[str, Content]) -> dict[str, Ch
 
 
 def _written(final: pathlib.Path, content: Content) -> Checksum:
-    """Write a file; its name is not yet on the disk."""
+    """Write a file; the caller has to flush its name to the disk."""
     unfinished = final.with_name(final.name + UNFINISHED)
     try:
         if os.path.lexists(unfinished):  # else a link would be followed

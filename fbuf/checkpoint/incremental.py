@@ -18,7 +18,7 @@ from fbuf.state import State
 from fbuf.storage.ring import WRITTEN
 
 _warned: set[pathlib.Path] = set()
-"""The directories that have warned about a save of all rows."""
+"""The directories with a past warning about a save of all rows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Places:
 
     Attributes:
         total: For each head, the number of rows ever written.
-        live: For each head, the number of newest rows that are not overwritten.
+        live: For each head, the number of newest rows that are still stored.
         new: The rows to add.
     """
 
@@ -37,7 +37,7 @@ class Places:
 
     @property
     def all(self) -> Range:
-        """The rows that are not overwritten."""
+        """The rows that are still stored."""
         return tuple(a - b for a, b in zip(self.total, self.live, strict=True)), self.total
 
 

@@ -30,7 +30,7 @@ def held(folder: pathlib.Path) -> Generator[None]:
 
     Raises:
         BlockingIOError: If another process holds it; the message says which.
-        CheckpointError: If the lock is no plain file, because the process writes into it.
+        CheckpointError: If the lock is no plain file: this process would write to it.
     """
     file = _opened(folder / NAME)
     try:

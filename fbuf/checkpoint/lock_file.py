@@ -133,7 +133,7 @@ def held(folder: pathlib.Path) -> Generator[None]:
 
 
 def _take_over(path: pathlib.Path, own: Holder) -> None:
-    """Replace the file of a process that has ended."""
+    """Replace the file of a process that has ended; refuse if the process may live."""
     guard = path.with_name(_GUARD)
     if not _made(guard, own):
         raise _busy(guard, _holder(guard))

@@ -27,7 +27,7 @@ _NAME = re.compile(r"MANIFEST-\d{8}")
 _FILE = re.compile(r"shard-\d{5}/((joined-)?(rows|ends)|written|index)-\d{8}\.npy")
 
 Range = tuple[tuple[int, ...], tuple[int, ...]]
-"""For each head: the first place, and the end."""
+"""For each head: the first place, and the place behind the last one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Manifest:
         extra: The tree that was saved beside the buffer. Its arrays follow those of the index.
         segments: The files of rows by store, the oldest first.
         totals: For each head, the number of rows ever written; by store.
-        live: For each head, the number of newest rows that are not overwritten; by store.
+        live: For each head, the number of newest rows that are still stored; by store.
         written: The file of rows that `fbuf.write` has changed, and their number; None without such
             rows.
         files: The length and the checksum of each file.

@@ -48,7 +48,7 @@ def put(file: BinaryIO, blocks: Iterable[RowBlock]) -> None:
 
 
 def nbytes(rows: int, widths: Sequence[int]) -> int:
-    """Return the size of a file of arrays, given their rows and the bytes of a row of each."""
+    """Return the bytes of a file of arrays of `rows` rows; `widths` are the bytes of a row."""
     return sum(len(_header(rows, width)) + rows * width for width in widths)
 
 
@@ -112,7 +112,7 @@ class NpyReader:
         self._crc32 = self._length = 0
 
     def array(self, rows: int, width: int, step: int) -> Iterator[np.ndarray]:
-        """Yield the next array, `step` rows at a time; its rows and widths must be as given."""
+        """Yield the next array, `step` rows at a time; its shape must be `[rows, width]`."""
         # Such an array has exactly one header, so nothing has to be parsed.
         expected = _header(rows, width)
         if self.read(len(expected)) != expected:

@@ -40,7 +40,7 @@ def fill(
     }
     values, beside = read_index(folder, found)
     _check_cursor(values[".ring.cursor"], found)
-    # The state that made the arrays may be dropped only now, when they have another owner.
+    # The arrays have another owner now, so the state that came with them may be dropped.
     state = _with_index(state, values)
     for store in layout.values():
         own = arrays[store.name]
@@ -68,7 +68,7 @@ def fill(
 
 
 def _check_cursor(cursor: np.ndarray, found: Manifest) -> None:
-    """Refuse a cursor of another buffer; formats before 3 have no save id."""
+    """Refuse a cursor of another buffer; clear the save id in formats before 3, which have none."""
     if tuple(map(int, cursor[2])) != found.live["rows"]:
         raise CheckpointError("fbuf.load: the manifest counts other rows than the buffer has")
     if found.save_id == lineage.NONE:

@@ -2,7 +2,7 @@
 
 Each shard has a directory of its own, with checkpoints like those of any buffer. They are written
 first, maybe by several processes. Once all are on the disk, one manifest names them. A checkpoint
-of a shard without such a manifest was never committed.
+of a shard that no manifest names was never committed.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def read(folder: pathlib.Path, number: int) -> ShardedManifest:
 
 
 def _parsed(data: Any, version: int) -> ShardedManifest:
-    del version  # a shard has only one
+    del version  # there is only one format
     count = manifest.count
     parts = tuple(ShardCheckpoint(count(of["number"]), count(of["crc32"])) for of in data["parts"])
     if not 0 < len(parts) <= _MOST_SHARDS:

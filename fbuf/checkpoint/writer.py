@@ -39,7 +39,7 @@ from fbuf.state import State
 from fbuf.storage import tags
 
 SHARD = "shard-00000"
-"""The name for the files of a buffer without shards."""
+"""The directory for the files of a buffer without shards."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,7 +169,7 @@ def about(version: str) -> dict[str, str]:
 
 
 def _is_wasteful(newest: Manifest, described: Data) -> bool:
-    """Return whether this process has saved rows of a similar buffer."""
+    """Return whether this process has saved rows of a buffer with the same arguments."""
     rows = any(newest.live["rows"])
     return rows and newest.config == described and lineage.is_given(newest.save_id)
 
@@ -177,7 +177,7 @@ def _is_wasteful(newest: Manifest, described: Data) -> bool:
 def _segments(
     store: Store, places: Places, base: Manifest | None, new_files: _NewFiles
 ) -> tuple[Segment, ...]:
-    """Return the files of a store: those with rows that still count, and a new one."""
+    """Return the files of a store: those with rows that still count, and one with new rows."""
     kept = [
         segment
         for segment in (base.segments[store.name] if base else ())
@@ -247,7 +247,7 @@ def _newest(folder: pathlib.Path, numbers: list[int], item: Data) -> Manifest | 
 
 
 def commit(folder: pathlib.Path, pending: PendingCheckpoint, keep: int | None) -> None:
-    """Write a checkpoint, and delete older ones with their unneeded files.
+    """Write a checkpoint, and delete older ones with the files that no other one needs.
 
     `keep` is the number of checkpoints to keep; None deletes none.
     """
@@ -319,9 +319,9 @@ def _with_files(
 
 
 def clean(folder: pathlib.Path, keep: int) -> None:
-    """Delete all but the newest whole checkpoints, and their unneeded files.
+    """Delete all but the newest whole checkpoints, and the files that these do not need.
 
-    Manifests are deleted first, and flushed, so that no manifest names a missing file.
+    Manifests are deleted first, also on the disk, so that no manifest names a missing file.
     """
     kept, needed = set[int](), set[str]()
     for number in reversed(manifest.numbers(folder)):

@@ -67,9 +67,9 @@ def of_state(state: State[Any], is_shard: bool) -> Draws:
 
 @jax.jit
 def _of_slots(state: State[Any]) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return the probability and the age of every slot, 0 without a row, and a count.
+    """Return the probability of a draw, 0 without a row, and the age of every slot; and a count.
 
-    The count is the number of rows that a priority above 0 would make drawable.
+    The count is that of the rows that are drawable if their priority is above 0.
     """
     index, ring, sampler = state.index, state.ring, state.sampler
     slots = jnp.arange(ring.capacity, dtype=jnp.int32)

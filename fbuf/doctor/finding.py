@@ -73,5 +73,5 @@ class Report:
         return "\n\n".join([self.summary, *found])
 
     def __repr__(self) -> str:
-        """Return the text for notebooks."""
+        """Return the same text, for notebooks."""
         return str(self)

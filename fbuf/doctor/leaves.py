@@ -139,7 +139,7 @@ def of_rows(
 
 
 def _spread_out(slots: np.ndarray[Any, Any], count: int) -> np.ndarray[Any, Any]:
-    """Return a random sample of `most` slots, in order; or all slots, if there are fewer."""
+    """Return a random sample of `count` slots, in order; or all slots, if there are no more."""
     if slots.size <= count:
         return slots
     # Evenly spaced rows could all belong to one environment.

@@ -229,7 +229,7 @@ def _histogram(
 
 
 def _curve(axes: Any, title: str, at: np.ndarray, values: np.ndarray | None, why_not: str) -> None:
-    """Draw values over 1, 2, 3 and so forth, and the mean of each part."""
+    """Draw values over the numbers `at`, which begin at 1, and the mean of each part."""
     axes.set(title=title)
     if _finite(axes, values, why_not) is None or values is None:
         return

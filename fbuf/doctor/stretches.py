@@ -195,7 +195,7 @@ def _some(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         chosen = np.random.default_rng(0).choice(flat.shape[1], _NUMBERS, replace=False)
         flat = flat[:, np.sort(chosen)]
     numbers = flat.astype(np.float32).astype(np.float64)
-    return np.where(np.isfinite(numbers), numbers, 0)  # infinite ones have their own finding
+    return np.where(np.isfinite(numbers), numbers, 0)  # NaN and infinities have their own finding
 
 
 def _kept(

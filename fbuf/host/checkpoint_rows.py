@@ -49,7 +49,7 @@ class SavedRows:
         """The place of a row among the changed rows, plus 1; 0 for an unchanged row."""
         self._changed, self._count = Rows(layout, _FEW), 0
         self._frozen = 0
-        """The number of changed rows in the save under way, from the first; they stay the same."""
+        """The number of changed rows that a save under way writes, the first ones; these stay."""
         self.saved_before: int | None = None
         """The number of the checkpoint before the save under way; None without a save."""
 
@@ -142,7 +142,7 @@ class SavedRows:
             array[places] = some
 
     def _places(self, slots: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Return new places of rows among the changed ones, and grow `_changed` if needed."""
+        """Return the places of rows among the changed ones; make new ones where needed."""
         new = slots[self._where[slots] <= self._frozen]
         self.reserve(new.size)
         count = self._count + new.size

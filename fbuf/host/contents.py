@@ -307,7 +307,7 @@ def _asked(
     """Return the needed and free bytes of each place; nothing for an impossible buffer."""
     try:
         like = jax.eval_shape(lambda: spec.init(item, capacity=capacity))
-    except ValueError:  # `init` refuses it, such as too few rows for the sampler
+    except ValueError:  # `init` refuses it, for too few rows for the sampler, say
         return []
     kept = like.next_obs
     rows = sizes.nbytes(like.storage) + (0 if kept is None else sizes.nbytes(kept.rows))

@@ -10,7 +10,7 @@ from typing import Any
 class Fetch:
     """Fetch rows in the first thread that asks.
 
-    It is a thread that makes batches ahead, or one that is about to change the store.
+    The thread makes batches ahead, or is about to change the store.
     """
 
     def __init__(self, take: Callable[[], Any]) -> None:
@@ -30,7 +30,8 @@ class Fetch:
                 taken = self._take()
             except Exception as raised:
                 error = raised
-            # A signal handler that changes the store has fetched them; rows read now may be newer.
+            # A signal handler may have changed the store meanwhile. Then it has fetched the rows
+            # before the change, and `taken` may have newer ones.
             if self._take is not None:
                 self._taken, self._error, self._take = taken, error, None
 

@@ -113,7 +113,7 @@ class HostStore(Generic[Item]):
         self.contents = contents
         """The protocol for other adapters that build on this store."""
         self.files = folder
-        """The directory whose disk has the files of the rows; None for rows in memory."""
+        """The directory whose disk has the files of the rows; None in memory or after `open`."""
         self._ahead: weakref.WeakSet[Batches] = weakref.WeakSet()
 
     # The arguments.
@@ -182,7 +182,7 @@ class HostStore(Generic[Item]):
             MemoryError: If an opened store has no memory for the new rows.
             RuntimeError: If an earlier change has failed half way, or in a forked process.
 
-        A warning comes, once, if more episodes end than `max_ends`.
+        With `next_of` a warning comes, once, if more ends of episodes are stored than `max_ends`.
 
         Cost: O(B) on the host, O(B log N) on the device; the rows are not sent there.
         """
@@ -308,7 +308,7 @@ class HostStore(Generic[Item]):
         beta: Any = None,
         prefetch: int = 2,
     ) -> Batches:
-        """Yield batches without end, some of them drawn ahead by a thread.
+        """Return an iterator over batches without end, some of them drawn ahead by a thread.
 
         Batch `i` is `sample(jax.random.fold_in(key, i), batch_size)`. It is drawn when batch `i -
         prefetch` is handed out, and does not see later changes of the buffer. A thread draws it and
@@ -555,7 +555,7 @@ class HostStore(Generic[Item]):
             ValueError: If `episodes` is another value.
 
         Cost: it reads the flags and the sampler's index. In host memory it takes 4 bytes a row, the
-            kept next observations, and the rows changed since the last save.
+        kept next observations, and the rows changed since the last save.
         """
         saving.check_options("open", episodes, with_extra, sampler, item)
         extra = extra if with_extra else extras.LEFT_OUT

@@ -38,7 +38,7 @@ def forget(maps: Sequence[mmap.mmap]) -> None:
 
 @contextlib.contextmanager
 def in_order(maps: Sequence[mmap.mmap]) -> Generator[None]:
-    """Advise Linux to read these pages ahead."""
+    """Let Linux read these files ahead in a block."""
     if hasattr(mmap, "MADV_NORMAL"):
         for mapped in maps:
             mapped.madvise(mmap.MADV_NORMAL)

@@ -1,4 +1,4 @@
-"""The files of rows of a checkpoint, read without loading them."""
+"""The files of rows of a checkpoint, mapped and not loaded."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Files:
         self._fields = fields
         segments = found.segments["rows"]
         heads = len(found.totals["rows"])
-        # By file and head: the place of the first row, and the end.
+        # By file and head: the place of the first row, and the place behind the last one.
         self._first = np.array([of.first for of in segments], np.int64).reshape(-1, heads)
         self._last = np.array([of.last for of in segments], np.int64).reshape(-1, heads)
         counts = self._last - self._first

@@ -116,7 +116,7 @@ class BatchPrograms:
     def draw_number(
         self, index: Any, key: Any, beta: Any, number: Any
     ) -> tuple[tuple[jax.Array, ...], Requested]:
-        """Return the draws and requests of a batch that is one of several."""
+        """Return the draws and requests of the batch of a number, see `HostStore.batches`."""
         return self._with_request(self._draw_number(held(index)[0], key, beta, number))
 
     def recorded(self, index: Any, drawn: tuple[jax.Array, ...]) -> Any:

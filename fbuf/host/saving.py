@@ -55,7 +55,7 @@ def _follow(contents: Contents, rows: SavedRows) -> None:
     with contextlib.suppress(CheckpointError):  # damaged: the rows stay in memory
         written = manifest.read(rows.folder, numbers[-1])
         if written.save_id in lineage.ancestors(lineage.of_state(contents.index)):
-            rows.saved(written)  # another store may have saved there
+            rows.saved(written)  # otherwise another store has saved there
 
 
 def check_options(

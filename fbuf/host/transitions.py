@@ -18,7 +18,7 @@ from fbuf.storage.store import Storage
 
 
 class Taken(NamedTuple):
-    """Some rows, in arrays of their own memory.
+    """Some rows, in arrays that share no memory with others.
 
     Attributes:
         leaves: The leaves of the rows, `[B, ...]` each.

@@ -1,4 +1,4 @@
-"""The exchange: devices send their rows to the places of these in the batch.
+"""The exchange: devices send rows to their places in the batch.
 
 Draw `i` of a batch of `B` belongs on device `i // (B / D)`. The device that stores its row sends
 the row there. The rows from one shard to one device are a bucket of a fixed size, a little above
@@ -59,7 +59,7 @@ def bucket_size(part: float, most: int, buckets: int) -> int:
         most: The most rows for a bucket.
         buckets: The number of all buckets.
     """
-    fewest = max(math.ceil(part - 12 * math.sqrt(part)), 0)  # a bucket has at least one row
+    fewest = max(math.ceil(part - 12 * math.sqrt(part)), 0)  # fewer hardly ever come
     fits = sum(math.exp(_log_poisson(k, part)) for k in range(fewest, math.ceil(part)))
     room = max(math.ceil(part), 1)
     while room < most:
@@ -164,7 +164,7 @@ def fetched(
     first = np.arange(devices, dtype=np.int32)[None, :, None] * np.int32(part)
 
     def send(turn: jax.Array) -> Any:
-        """Return the rows of a turn, leaves `[count, devices * room, ...]`, and their places."""
+        """Return the rows of a turn, leaves `[count, devices * bucket, ...]`, and their places."""
         numbers = lax.dynamic_slice_in_dim(plan.own, turn * plan.bucket, plan.bucket, axis=2)
         meant, there = numbers >= 0, (numbers >= 0) & (numbers < batch)
         numbers = jnp.where(numbers < batch, numbers, numbers - batch)

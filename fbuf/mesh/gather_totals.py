@@ -2,7 +2,7 @@
 
 One collective gathers the totals, and the arguments of the call. Processes with different keys
 would each plan another batch, and send rows that no device expects. So all use the key of the first
-shard's process, and mask the batch.
+shard's process. If the keys differ, they mask the batch.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Totals(NamedTuple):
 
 
 def with_largest_priority(state: ShardedState[Any]) -> jax.tree_util.Partial:
-    """Return a function that adds the largest priority of all shards to a shard, for new rows.
+    """Return a function that tells a shard the largest priority of all shards, for new rows.
 
     It is a tree with that priority as a leaf, and may be an argument of other functions.
     """

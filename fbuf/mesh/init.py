@@ -208,7 +208,7 @@ def _require_planned(sampler: Any, capacity: int) -> None:
 
 
 def check_room(function: str, mesh: Mesh, asked: int) -> None:
-    """Refuse shards of `asked` bytes that do not fit the devices of this process."""
+    """Refuse shards of `asked` bytes a device that do not fit the devices of this process."""
     with jax.transfer_guard("allow"):
         probe = jnp.zeros(())
     if isinstance(probe, jax.core.Tracer):

@@ -113,7 +113,8 @@ def check_shards(function: str, shards: Any, devices: int, num_envs: int | None)
 def latest_lap(cursors: Iterable[Any]) -> np.ndarray:
     """Return the latest lap of all lanes of all shards, from the cursors of their rings: int32.
 
-    Slots change their lanes. So old ids are stale only if the new lap is behind all laps.
+    A slot then belongs to another lane. So the new lap must come after all laps, or old ids would
+    not be stale.
     """
     laps = np.concatenate([jax.device_get(cursor)[1] for cursor in cursors]).view(np.uint32)
     ahead = (laps - laps[0]).view(np.int32).max(keepdims=True)  # laps wrap around

@@ -55,7 +55,7 @@ def bytes_on_a_device(buffer: Any, leaf: Any) -> int:
 
 
 def names_of(buffers: list[Any]) -> dict[Array, str]:
-    """Return the possible parts of a buffer for each array."""
+    """Return a name for each array: the part of a buffer that it may be."""
     names: dict[Array, str] = {}
     for buffer in buffers:
         for path, leaf in jax.tree.leaves_with_path(buffer):

@@ -183,7 +183,7 @@ def _of_ring(ring: Ring) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 def _are_kept(kept: NextObs, ends: np.ndarray[Any, Any], lanes: int) -> np.ndarray[Any, Any]:
-    """Return a mask of the kept next observations with an owner: bool `[lanes + ends]`."""
+    """Return a mask of the kept next observations that belong to rows: bool `[lanes + ends]`."""
     owner, place = jax.device_get(kept.owner), np.arange(kept.owner.shape[0])
     slot = np.maximum(owner, 0)
     of_end = ends[slot] & (jax.device_get(kept.kept_at)[slot] == place)

@@ -155,7 +155,7 @@ def _refuse_twice(given: Any, infos: Any) -> None:
     """Raise if an array is donated twice, which JAX refuses only when the step runs."""
     arrays, donated = jax.tree.leaves(given), [info.donated for info in jax.tree.leaves(infos)]
     if len(arrays) != len(donated):
-        return  # the numbers include static arguments
+        return  # static arguments are among the leaves
     counts = collections.Counter(
         id(array)
         for array, is_donated in zip(arrays, donated, strict=True)
@@ -178,7 +178,7 @@ def _sizes(buffers: list[Any], given: Any) -> str:
 
 
 def _refuse_lost(found: list[Array], names: dict[Array, str], note: str) -> None:
-    """Raise for arrays whose memory is lost."""
+    """Raise for arrays whose memory no result takes."""
     if found:
         listed = ", ".join(f"{names[array]} {array.dtype}[{array.size:,}]" for array in found)
         raise RuntimeError(

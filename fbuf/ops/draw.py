@@ -95,10 +95,10 @@ def draw(
     """
     require_noting("draw", state.sampler)
     drawn, view_key = planned(state, key, beta, None, batch_size, view, count)
-    # A sampler may read its index only for the probabilities.
+    # Some samplers read their index for the probabilities alone.
     batch = gather(state, drawn.slots, drawn.mask, view, view_key, (drawn.probability,))
     batch = weighted(recorded(state, batch), drawn)
-    # It writes to the places that the draws and their probabilities read.
+    # `note` writes to the places that the draws and their probabilities have read.
     slots = tie(drawn.slots, drawn.probability, drawn.log_weight)
     drawn = dataclasses.replace(drawn, slots=slots)
     index = state.sampler.note(state.index, state.ring, drawn)

@@ -74,8 +74,8 @@ def extend(state: State[Item], other: State[Item]) -> State[Item]:
         FULL: As for `fbuf.add`.
         LOST_UNREAD: As for `fbuf.add`.
 
-    Cost: O(M log N) time for the `M` rows of the capacity of `other`; O(M log M) to order whole
-        episodes. A call from Python copies `state`.
+    Cost: O(M log N) time, where `M` is the capacity of `other`; O(M log M) to order whole episodes.
+    A call from Python copies `state`.
 
     Examples:
         >>> import fbuf, jax.numpy as jnp

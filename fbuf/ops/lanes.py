@@ -168,7 +168,7 @@ def filled(
     for of in sources:
         fault |= of.state.fault
     index = new.index
-    if new.sampler.is_queue:  # the rows are stored again, but keep the number of read rows
+    if new.sampler.is_queue:  # the rows are added anew, and those read before must count as read
         unread = joined([of.of(unread_of_lanes(of.state)) for of in sources])
         fault |= bits_where((unread > new.ring.lane_length).any(), Fault.LOST_UNREAD)
         read = kept - jnp.minimum(kept, unread)

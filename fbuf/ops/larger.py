@@ -49,7 +49,7 @@ def _enlarged(buffer: Any) -> Any:
 
 
 def _placed(tree: Any, sharding: jax.NamedSharding) -> Any:
-    """Return shapes on the devices of a buffer's arrays, such as seeds on several devices."""
+    """Return shapes on the devices of a buffer's arrays: a batch may lie on several."""
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree
     )

@@ -95,8 +95,8 @@ def load(
     A run that goes on from there resets its environments, as a rule. So the episodes that were open
     are ended, as by `fbuf.end_episode`, and `fbuf.report` does not count these episodes as whole.
     All else is bit for bit as `fbuf.save` returned it. With `episodes="keep"` everything is, and
-    training continues exactly: restore the environments, too. All bytes are held against their
-    checksums. Nothing that a file says is run.
+    training continues as if it had never stopped: restore the environments, too. All bytes are held
+    against their checksums. Nothing that a file says is run.
 
     The buffer carries the save id of the checkpoint, so the next save to the directory writes only
     what is new. Checkpoints of fbuf 0.2 have no save id; the first save after them writes all rows.

@@ -1,4 +1,4 @@
-"""Warnings of rows whose next observation a call has lost, which views then always mask.
+"""Warnings of rows whose next observation a call has lost: views that need it mask them for good.
 
 Calls from Python on a whole buffer warn. `fbuf.add` does not wait for the device, and only sets
 `fbuf.Fault.LOST_NEXT`.
@@ -52,7 +52,7 @@ def of_call(where: str, remedy: str, change: Callable[..., S], *states: Any) -> 
 
 
 def of_states(where: str, states: Sequence[State[Any]], remedy: str, before: int = 0) -> None:
-    """Warn of the number of rows in a buffer that views always mask, if there are any.
+    """Warn of the rows that views mask for lack of their next observation, if there are any.
 
     Args:
         where: The function that was called.

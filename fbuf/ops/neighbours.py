@@ -52,7 +52,7 @@ def neighbours(state: State[Any], ids: Ids, steps: Steps) -> Ids: ...
 def neighbours(state: ShardedState[Any], ids: ShardedIds, steps: Steps) -> ShardedIds: ...
 @operation_of_both(static=("steps",), checks={"steps": is_steps})
 def neighbours(state: State[Any], ids: Ids, steps: Steps) -> Ids:
-    """Name the rows at some numbers of steps before or after each row, in its episode.
+    """Name the rows some steps before or after each row, in its episode.
 
     Use it for algorithms that spread data from a row to its neighbours. Prioritised sequence
     experience replay raises the priorities of the rows before a surprise. MuZero's reanalysis
@@ -68,8 +68,8 @@ def neighbours(state: State[Any], ids: Ids, steps: Steps) -> Ids:
     Returns:
         Ids of the shape of `ids`, with one axis of `K` behind. An id names no row (slot -1) where
         the episode does not reach so far, or not yet. The dummies of resets belong to no episode.
-        As for the views, a removed row ends the episode here. If an id names no row, its neighbours
-        name no row either.
+        As for the views, no step passes a removed row. If an id names no row, or a row that is
+        gone, its neighbours name no row either.
 
     Raises:
         ValueError: When traced, if `ids` is empty. Also if `steps` is empty, or has a number that

@@ -191,7 +191,7 @@ def drawn(
 ) -> tuple[Sample[Any], jax.Array]:
     """Draw a batch; also return the logarithms of its weights before their division."""
     draw, view_key = planned(state, key, beta, step, batch_size, view, count)
-    # A sampler may read its index for the probabilities alone.
+    # Some samplers read their index for the probabilities alone.
     reads = (draw.probability,)
     batch = gather(state, draw.slots, draw.mask, view, view_key, reads)
     return weighted(recorded(state, batch), draw), draw.log_weight

@@ -79,7 +79,7 @@ def sequence_priority(priority: Array, loss_mask: Array, *, eta: Array | float =
         )
     priority = parse.priorities("sequence_priority", priority, steps, "loss_mask")
     loss_mask, eta = jnp.asarray(loss_mask), jnp.asarray(eta).astype(jnp.float32)
-    # A sign by mistake becomes NaN: it must not silently make a small priority.
+    # A negative number, given by mistake, becomes NaN: it must not make a small priority silently.
     priority = jnp.where(priority < 0, jnp.sqrt(priority), priority)
     # Masked steps count as 0: no priority is below 0.
     priority = jnp.where(loss_mask, priority, 0)

@@ -54,8 +54,8 @@ def stats(state: State[Any], *, detailed: bool = False) -> dict[str, jax.Array]:
     Cost: O(1); if `detailed`, O(N) time and memory, by episode O(N log N).
 
     Over a mesh: the metrics are sums over all shards, the same on all devices. But `oldest` is the
-    largest value, and `fault` has all bits. The figures `size`, `capacity` and `removed` are
-    float32. If the capacity is 2**31 or more, all counts are. The figure `shards` is the number of
+    largest value, and `fault` has all bits. The metrics `size`, `capacity` and `removed` are
+    float32. If the capacity is 2**31 or more, all counts are. The metric `shards` is the number of
     shards. The largest and the smallest part of all rows in a shard are `largest_share` and
     `smallest_share`. There is no `detailed`. It takes a few collectives of 4 bytes.
 

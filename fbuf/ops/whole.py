@@ -58,7 +58,7 @@ def refuse_copies(found: Sequence[Whole], names: Mapping[Array, str], note: str)
 
     Args:
         found: The arrays, with their causes.
-        names: The possible parts of a buffer for each array.
+        names: The part of a buffer that each array may be.
         note: A sentence on the sizes of the buffers, or nothing.
     """
     if not found:

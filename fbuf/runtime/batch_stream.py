@@ -62,7 +62,7 @@ class BatchDrawer(Protocol):
         return [self.draw(source, turn, size, option)]
 
     def exists(self, turn: Any) -> bool:
-        """Tell whether the program has computed a turn."""
+        """Tell whether a turn was computed: its program may have failed."""
         return True
 
 

@@ -10,7 +10,7 @@ T = TypeVar("T", bound=type)
 
 
 def arguments(*but: str, **options: str) -> Callable[[T], T]:
-    """Have a class refuse assignments to its arguments, unless it has such an attribute.
+    """Have a class refuse assignments to its arguments, except those that are its attributes.
 
     Args:
         *but: Names of attributes of its own.

@@ -192,7 +192,7 @@ class Calls:
                 return result[0]
 
     def settle(self) -> None:
-        """Wait for the call under way when an exception came."""
+        """Wait for a call that was under way when an exception came."""
         call = self._under_way
         if call is not None and call.thread != _thread.get_ident():  # otherwise inside that call
             call.finish()

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 
 def stays(kind: type) -> None:
-    """Have `multiprocessing` refuse to send such buffers, and with it PyTorch's."""
+    """Have `multiprocessing`, also that of PyTorch, refuse to send such buffers."""
     ForkingPickler.register(kind, _refuse)
 
 

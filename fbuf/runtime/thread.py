@@ -104,6 +104,6 @@ if hasattr(os, "register_at_fork"):  # a process that was forked off has none of
 
 @atexit.register
 def _end_all() -> None:
-    """At exit, a thread inside another library's code may crash the process."""
+    """End all threads: at exit, one inside another library's code may crash the process."""
     for worker in list(_ALL):
         worker.close()

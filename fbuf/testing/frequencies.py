@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 MOST = 5.0
-"""The most standard deviations for counts; more happen by chance once in 3 million times."""
+"""The most standard deviations that counts may be off; chance exceeds it once in 3 million."""
 
 _FEWEST = 5.0
 """The least expected count of a separate row; rarer rows are counted together."""

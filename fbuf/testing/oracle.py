@@ -83,7 +83,7 @@ class Oracle:
             length: The rows of a lane.
             envs: The number of lanes.
             autoreset: As for `fbuf.init`.
-            tag: The first number of generations.
+            tag: The number from which generations count.
             new_priority: A function of the oracle that returns the priority of a row that is added
                 without one. None keeps None.
         """

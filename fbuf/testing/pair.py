@@ -128,7 +128,7 @@ class Pair:
         bad: bool = False,
         plain: bool = False,
     ) -> None:
-        """Add random rows; a share `often` end an episode; `plain` leaves out all options."""
+        """Add random rows, a share of `often` with ends; `plain` leaves out all options."""
         envs = self.oracle.envs
         shape, options, mask = (steps, envs), dict[str, Any](), None
         ends = np.zeros(shape, bool)

@@ -1855,7 +1855,7 @@ MUTANTS = [
     ),
     *of(
         "../adapters/fbuf_adapters/datasets/_fields.py",
-        ("    if field in leaves:  # a name inside an array is another field", "    if False:", "adapters", ("test_minari.py", "dot")),
+        ("    if field in leaves:  # an array, so `observation.camera` is another field", "    if False:", "adapters", ("test_minari.py", "dot")),
     ),
     *of(
         "dispatch/parse.py",

@@ -102,7 +102,7 @@ class ReplayBuffer(abc.ABC, Generic[Drawn]):
             )
 
     def check_can_sample(self, buffer_state: ReplayBufferState, shards: int) -> None:
-        """Refuse to read more rows than are stored, unless the state is traced."""
+        """Refuse a buffer with too few rows for a batch, unless the state is traced."""
         sizes = buffer_state.per_buffer(self.size)
         if isinstance(sizes, jax.core.Tracer) or not sizes.is_fully_addressable:
             return

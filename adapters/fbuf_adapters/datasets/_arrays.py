@@ -82,9 +82,9 @@ def from_arrays(
     The buffer is the attribute `state` of the exception; a note counts the added rows. An episode
     of which only a part was added is truncated.
 
-    Cost: O(N log N) time. Beside the buffer, the memory of some ten chunks, each of 2**14 rows or 4
-        MiB, whichever is less. One program adds all chunks. Next observations, and the observations
-        to compare, are read twice.
+    Cost: O(N log N) time. Beside the buffer, the memory of some ten chunks, each of 2**14 rows or
+    4 MiB, whichever is less. One program adds all chunks. Next observations, and the observations
+    to compare, are read twice.
 
     Examples:
         >>> import fbuf, numpy as np

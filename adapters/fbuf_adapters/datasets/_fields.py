@@ -100,7 +100,7 @@ def _without(tree: Any, first: str, *below: str) -> Any:
 
 def within(leaves: Mapping[str, Any], field: str) -> dict[str, Any]:
     """Return the leaves of a field, by their names."""
-    if field in leaves:  # a name inside an array is another field
+    if field in leaves:  # an array, so `observation.camera` is another field
         return {field: leaves[field]}
     return {name: leaf for name, leaf in leaves.items() if name.startswith(f"{field}.")}
 
@@ -234,7 +234,7 @@ class Casts:
             ) from None
 
     def _require_castable(self, name: str, before: np.dtype[Any], after: np.dtype[Any]) -> None:
-        """Refuse a cast that changes the meaning, such as from float to integer, or from bool."""
+        """Refuse a cast that changes the meaning, such as float to integer, or integer to bool."""
         kinds = (jnp.bool_, jnp.integer, jnp.floating)
         ranks = [
             next((rank for rank, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind)), 9)

@@ -1,6 +1,6 @@
-"""HDF5 files that never read another file.
+"""HDF5 files, read without following references to other files.
 
-A file can refer to others, by links and by external storage of arrays, and HDF5 follows them.
+A file can refer to others by links and by external storage of arrays. HDF5 itself follows both.
 """
 
 from __future__ import annotations

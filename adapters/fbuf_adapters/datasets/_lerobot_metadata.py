@@ -295,7 +295,7 @@ def _count(value: Any) -> int:
 
 
 def _name(key: str) -> str:
-    """Return the name of a feature; refuse control characters of a terminal."""
+    """Return the name of a feature; refuse a long one, or one with control characters."""
     if not key.isprintable() or len(key) > foreign_files.LONGEST:
         raise ValueError(f"a feature is called {foreign_files.printable(key)[:80]!r}")
     return key

@@ -111,7 +111,7 @@ def load(
     try:
         target.check(where, source.rows, source.ends)
     except DatasetError as error:
-        for doubt in doubts:  # the data set may have more ends
+        for doubt in doubts:  # they tell of ends that the caller may not know
             error.add_note(f"{where}: {doubt}")
         raise
     blocks = source.blocks([name for name in stored if name in leaves], of, size)

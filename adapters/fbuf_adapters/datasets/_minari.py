@@ -164,7 +164,7 @@ class _Episodes(Source):
         )
 
     def _episodes(self) -> Iterator[Any]:
-        """Yield the episodes in order, and read each only then."""
+        """Yield the episodes in order, and read each on demand."""
         episodes = iter(self._dataset.iterate_episodes())
         for number in self._dataset.episode_indices:
             try:

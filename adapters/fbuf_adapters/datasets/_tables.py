@@ -87,7 +87,7 @@ def from_pandas(
     must have one shape in all rows. The index of the frame is left out.
 
     Args:
-        frame: A `pandas.DataFrame`, or one polars.
+        frame: A `pandas.DataFrame`, or a `polars.DataFrame`.
         into: As for `from_arrays`.
         terminated: As for `from_parquet`.
         truncated: As for `from_parquet`.

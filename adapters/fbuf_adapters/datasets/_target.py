@@ -76,7 +76,7 @@ class Target(Buffer):
     def add(self, chunk: Chunk) -> None:
         """Add rows. No signal may cut this in two.
 
-        Another thread may add to a store between two chunks, which are then no continuation.
+        Another thread may add to a store between two chunks. Then the second is no continuation.
         """
         with self.owner.lock:
             cursor, lanes = self.index.ring.cursor, self.index.ring.lanes

@@ -83,7 +83,7 @@ class ChunkRows:
     def final(self) -> Any:
         """Arrays for final observations, which the next row does not hold.
 
-        Their first use obliges the caller to write each end of the chunk.
+        After their first use, the final observation of each end in the chunk must be written.
         """
         if self._final is None:
             self._final = _empty(self._lead, self._space)

@@ -77,7 +77,7 @@ class Heartbeat:
     def at(self, place: int) -> None:
         """Record the place of the worker: the number of an environment, or a constant above."""
         self._numbers[1] = place
-        self._times[0] = time.monotonic()  # a clock for all processes
+        self._times[0] = time.monotonic()  # the same clock in all processes
 
     def check(self) -> None:
         """Raise `Stopped` if the flag is set."""

@@ -212,7 +212,7 @@ class ProcessWorker(PoolWorker):
         self._send(None)
 
     def end(self, patience: float = 0.0) -> None:
-        """End the process, after at most `seconds`."""
+        """End the process, after at most `patience` seconds."""
         self._process.join(patience if self._process.is_alive() else 5.0)
         self._process.terminate()
         self._process.join(0.5)

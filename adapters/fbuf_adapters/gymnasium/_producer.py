@@ -125,7 +125,7 @@ class Background:
         return entry
 
     def close(self, seconds: float) -> bool:
-        """Stop the thread, and drop waiting chunks; return False if it still runs after a while."""
+        """Stop the thread, and drop waiting chunks; return False if it runs on after `seconds`."""
         self._stop.set()
         thread = self._thread
         if thread is None or thread is threading.current_thread():

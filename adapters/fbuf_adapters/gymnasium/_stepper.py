@@ -96,14 +96,14 @@ class Stepper:
         """
         if self._policy.extras is None:
             self._reset()
-            # A copy: the policy may write to its argument, and the first row is still to be stored.
+            # A copy: the policy may write to its argument, which the first row is to store.
             self._acted = self._policy.policy(copy.deepcopy(self._observation))
             self._policy.checked(self._acted)
         extras = self._policy.extras or {}
         for name in extras.keys() & self._info.specs.keys():
             raise CollectorError(
-                f"Collector: the policy returned an extra called {name!r}, and so is one of info; "
-                "call it something else"
+                f"Collector: an extra of the policy and an entry of info are both called {name!r}; "
+                "rename the extra"
             )
         return {
             "observation": stored_specs(self._space, "observation"),
@@ -135,7 +135,7 @@ class Stepper:
         rows = ChunkRows(self.num_envs, steps, self._space, self._policy.action, self._reward)
         observation, acted, fresh = self._observation, self._acted, self._fresh
         ended = np.zeros_like(self._ended) if fresh else self._ended
-        self.restart()  # an exception leaves it, also in the making of the chunk
+        self.restart()  # undone below, unless anything raises
         try:
             observation = self._fill(rows, steps, stop, observation, acted)
             chunk = self._made(rows, fresh, ended)
@@ -229,7 +229,7 @@ class Stepper:
                 rows.put_extras(step, self._info.read(info, ended))
             if observe:
                 observation = self._observed(observation, info)
-            if step == 0 or self._narrows:  # later observations have the same dtype
+            if step == 0 or self._narrows:  # later observations have the same shape and dtype
                 self._check(observation)
             if step == 0:
                 self._check_numbers(reward, terminated, truncated)
@@ -278,7 +278,7 @@ class Stepper:
         return {"observation": final, **{name: array[env] for name, array in entries.items()}}
 
     def _check_numbers(self, reward: Any, terminated: Any, truncated: Any) -> None:
-        """Refuse rewards or flags that are not one an environment, and flags of another dtype."""
+        """Refuse rewards and flags of a wrong shape or dtype: each environment has one of each."""
         wanted = (("reward", reward, self._reward), ("terminated", terminated, FLAG))
         for name, given, spec in (*wanted, ("truncated", truncated, FLAG)):
             what = f"the environments must return {name} as"

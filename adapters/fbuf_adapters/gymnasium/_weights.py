@@ -14,7 +14,7 @@ from fbuf_adapters.gymnasium._shared_memory import SharedMemory, arrays_in, size
 from fbuf_adapters.gymnasium._spaces import Spec, map_leaves, paths
 
 _HEADER = 64
-"""The header: the number of writes, and for each slot its write number and checksum."""
+"""The bytes of the header: the count of writes, and the write and checksum of each slot."""
 
 _SLOTS = 2
 """The number of slots: one is read while the next is written."""
@@ -72,7 +72,7 @@ class SharedWeights:
         self.publish(tree)
 
     def attach(self, memory: SharedMemory) -> None:
-        """Use this memory, which a process gets as an argument, beside the unpickled rest."""
+        """Use this memory. A process gets it as an argument, and unpickles the rest."""
         self.memory = memory
         size = size_of(self._form.specs)
         self._writes = np.ndarray((1,), np.int64, memory.buffer)
@@ -106,7 +106,7 @@ class SharedWeights:
             time.sleep(1e-4)
 
     def _slot(self, write: int) -> tuple[Any, Any]:
-        """Return the slot of a write: its header and its bytes."""
+        """Return the slot of a write: its number and checksum, and its bytes."""
         return self._slots[write % _SLOTS], self._data[write % _SLOTS]
 
     def __getstate__(self) -> dict[str, Any]:

@@ -130,7 +130,7 @@ class WorkerEnvs:
             autoreset_mode=AutoresetMode.SAME_STEP,
         )
         self._with_vector_rewards()
-        _seed(derived_seed(seed))  # the environments may have imported them
+        _seed(derived_seed(seed))  # after the environments, which may import torch
         own = WorkerPolicy(policy, self._heartbeat)
         self._stepper = Stepper(self._vector, own, seed=seed, info=info, observe=observe)
         return weights

@@ -141,7 +141,7 @@ class PoolWorker(abc.ABC):
         self.ready = False
         """The worker has sent the spec of a row."""
         self.commands: collections.deque[Command] = collections.deque()
-        """The number of unanswered commands."""
+        """The unanswered commands, the oldest first."""
         self.filled: collections.deque[Filled] = collections.deque()
         """Slots that wait for the learner."""
         self._options = options
@@ -228,7 +228,7 @@ class PoolWorker(abc.ABC):
 
     @abc.abstractmethod
     def end(self, patience: float = 0.0) -> None:
-        """End the worker, after at most `seconds`."""
+        """End the worker, after at most `patience` seconds."""
 
     @abc.abstractmethod
     def _start(self) -> None:

@@ -21,7 +21,7 @@ from fbuf_adapters.ray._stepping import CONTROL, Stamped, Stepping
 _Stepping: Any = cast(Any, ray.remote)(concurrency_groups={CONTROL: 1})(Stepping)
 
 _ANSWER = 5.0
-"""The limit for an actor's report of its place, which a call with Python's lock delays."""
+"""Seconds for an actor to report its place: a call that holds Python's lock delays it."""
 
 _NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
 
@@ -263,7 +263,7 @@ class ActorWorker(PoolWorker):
             self._closing = self._actor.close.remote()
 
     def end(self, patience: float = 0.0) -> None:
-        """End the actor, after at most `seconds`."""
+        """End the actor, after at most `patience` seconds."""
         if ray.is_initialized():
             if self._closing is not None:
                 ray.wait([self._closing], timeout=patience)

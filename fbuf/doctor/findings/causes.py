@@ -35,7 +35,7 @@ _BETTER = 4.0
 """The factor by which the error with another row must be smaller."""
 
 _GOOD = 0.5
-"""The share of the variance to explain by the other row."""
+"""The least share of the variance that the other row must explain."""
 
 _DISCOUNTS = (0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 0.997, 0.999)
 """Discounts that may have been multiplied into rewards, once for each step."""
@@ -104,7 +104,7 @@ def _rewards(stretches: Sequence[Stretch], actions: Sequence[Rows]) -> Iterator[
 
 
 def _step(of: Stretch, action: Rows) -> Rows:
-    """Return the observation and action of a step, and its next observation: `[n, numbers]`."""
+    """Return observation, action, change and termination of each step: `[n, numbers]`."""
     later = np.concatenate([of.observation[1:], of.observation[-1:]])
     if of.following is not None:
         later = np.where(of.known[:, None], of.following, of.observation)
@@ -114,13 +114,13 @@ def _step(of: Stretch, action: Rows) -> Rows:
 
 
 def _turned(stretches: Sequence[Stretch], steps: Sequence[Rows]) -> list[Rows] | None:
-    """Return the steps of the previous environment beside each step; None if it has fewer rows."""
+    """Return the steps of the previous environment; None unless several have equally many rows."""
     sizes = {of.flags.size for of in stretches}
     return None if len(stretches) < 2 or len(sizes) > 1 else [*steps[-1:], *steps[:-1]]
 
 
 def _reward(name: str, own: float, other: float) -> Finding:
-    """Yield the finding that rewards belong to another row."""
+    """Return the finding that rewards belong to another row."""
     whose, where = {
         "late": ("the row before", "one row late"),
         "early": ("the row after", "one row early"),

@@ -120,8 +120,9 @@ def _terminated(stretches: Sequence[Stretch]) -> Iterator[Finding]:
 def _own_at_ends(found: Found, stretches: Sequence[Stretch]) -> Iterator[Finding]:
     """Find that the next observation of ends is the observation itself.
 
-    After a termination no target needs it. But a broken episode shows that it was so in all rows;
-    `next_of` keeps only those of ends.
+    No target needs the next observation of a terminated row. So terminated rows count only beside
+    the fault `BROKEN_EPISODE`: then other rows were added with the same mistake. The buffer keeps
+    only the next observations of ends.
     """
     broken = Fault.BROKEN_EPISODE.name in found.figures["faults"]
     own = compared = stuck = 0
@@ -204,7 +205,7 @@ def _of_other_rows(stretches: Sequence[Stretch], compared: int) -> Iterator[Find
 def _crosses(stretches: Sequence[Stretch], shift: int) -> bool:
     """Tell whether next observations some rows later may come from another episode.
 
-    Those of n steps end with their episode. A wrong index does not.
+    Next observations of n steps stay in their episode. Those of a wrong index do not.
     """
     across = compared = 0
     for of in stretches:
@@ -230,7 +231,7 @@ def _wrong(words: str, equal: int, compared: int) -> Finding:
 
 
 def _broken(stretches: Sequence[Stretch], breaks: int, compared: int) -> Finding:
-    """Yield the finding that rows do not lead to the following row, with advice on ends."""
+    """Return the finding that rows do not lead to the following row, with advice on ends."""
     near = {-1: 0, 1: 0}
     for of in stretches:
         assert of.following is not None

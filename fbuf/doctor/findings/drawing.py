@@ -50,7 +50,7 @@ def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
 
 
 def _nothing(found: Found) -> Finding:
-    """Return why no row can be drawn."""
+    """Return the finding that no row can be drawn, with the reason."""
     rows, window = found.figures["rows"], found.sampler.min_window
     start = f"There are {count(rows, 'row')}, and none can be drawn"
     stretches = (slots for lanes in found.lanes for lane in lanes for slots in lane.unbroken())

@@ -122,8 +122,8 @@ def _no_ends(longest: int, words: str) -> Finding:
 def _only_truncated(found: Found) -> Iterator[Finding]:
     """Find that only time limits end episodes, though their lengths differ."""
     lengths = found.episodes.lengths
-    # If a time limit ends most episodes, the task never terminates, as Pendulum. A load ends some
-    # more.
+    # If a time limit ends most episodes, the task never terminates, like Pendulum. A load ends
+    # some more.
     if lengths.size < 3 or (lengths == lengths.max()).sum() >= 0.5 * lengths.size:
         return
     yield Finding(

@@ -125,7 +125,7 @@ def _saturated(found: Found) -> Iterator[Finding]:
     least, most = numbers.min(axis=0), numbers.max(axis=0)
     inside = (numbers > least) & (numbers < most)
     share = 1 - float(inside.mean())
-    whole = (numbers == np.round(numbers)).all()  # few values are discrete choices
+    whole = (numbers == np.round(numbers)).all()  # whole numbers are discrete choices
     if len(numbers) < _FEW or share < _BOUND or whole or not inside.any():
         return
     yield Finding(
@@ -161,7 +161,7 @@ def is_named(name: str, names: frozenset[str]) -> bool:
 
 
 def _is_never_written(name: str, leaf: Leaf) -> bool:
-    """Tell whether a field of zeros is suspicious; a flag or a single number may be 0."""
+    """Tell whether a field of zeros is suspicious; a flag or a single integer may be 0."""
     is_number = leaf.shape == () and not jnp.issubdtype(leaf.dtype, jnp.inexact)
     ends = {"terminated", "truncated", "done", "dones", "terminal", "terminals", "timeout"}
     return leaf.zero and not is_number and name.split(".")[-1] not in ends

@@ -125,7 +125,7 @@ def test_what_cannot_be_read_of_info_says_so():
         collector.collect(state, 5)
     extra = lambda observation: (policy(observation), {"at": np.zeros(3)})
     collector = Collector(vector("same_step"), extra, info=("at",))
-    with pytest.raises(CollectorError, match="an extra called 'at', and so is one of info"):
+    with pytest.raises(CollectorError, match="are both called 'at'"):
         _ = collector.item
 
 
