@@ -307,32 +307,32 @@ class _Dispatcher:
         kind, check_arrays = self._type.kind, self._type.check_arrays
 
         def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            arrays, given = bound(args, kwargs)
+            arrays, arguments = bound(args, kwargs)
             states = arrays[0] if several else arrays[:takes_state]
             for state in states:
                 if not isinstance(state, kind):
                     return self.form_for(state)(args, kwargs)
             donate = changes
-            if "donate" in given:
-                donate = check.boolean(name, "donate", given.pop("donate"))
-            given, fixed = self.checked_values(given)
-            leaves = tree_leaves((arrays, given))
+            if "donate" in arguments:
+                donate = check.boolean(name, "donate", arguments.pop("donate"))
+            arguments, fixed = self.checked_values(arguments)
+            leaves = tree_leaves((arrays, arguments))
             origins = _origins(frozenset(map(type, leaves)))
             if "host" in origins:
-                given = self.owned(arrays, self.passed(self.of_types, given))
+                arguments = self.owned(arrays, self.passed(self.of_types, arguments))
                 if not all(isinstance(state.fault, jax.Array) for state in states):
                     arrays = owned(name, "state", arrays)
             for state in states:
                 if is_deleted(state.fault):  # one array stands for all: each costs time per call
                     refuse_consumed(name, state)
             if "tracer" in origins:
-                return self.traced(arrays, given, fixed)
+                return self.traced(arrays, arguments, fixed)
             if check_arrays is not None:
-                check_arrays(name, arrays[0], given)
+                check_arrays(name, arrays[0], arguments)
             # JAX refuses an array that is given and consumed. On several devices it may end Python.
             if donate and len(set(map(id, leaves))) < len(leaves):
-                self.refuse_own_arrays(arrays, given)
-            result = self.run(donate, *self.by_position(arrays, given | fixed))
+                self.refuse_own_arrays(arrays, arguments)
+            result = self.run(donate, *self.by_position(arrays, arguments | fixed))
             if finish is not None:
                 finish(arrays[0], result)
             return result
@@ -452,12 +452,12 @@ class _Dispatcher:
 
         As `inspect.Signature.bind`, in a tenth of the time.
         """
-        given = dict(zip(self._names, args, strict=False))
+        arguments = dict(zip(self._names, args, strict=False))
         fits = len(args) <= self._positional
         if kwargs:
-            fits = fits and given.keys().isdisjoint(kwargs) and self._allowed.issuperset(kwargs)
-            given.update(kwargs)
-        if not (fits and self._required <= given.keys()):
+            fits = fits and arguments.keys().isdisjoint(kwargs) and self._allowed.issuperset(kwargs)
+            arguments.update(kwargs)
+        if not (fits and self._required <= arguments.keys()):
             try:
                 self.signature.bind(*args, **kwargs)
             except TypeError as error:
@@ -471,7 +471,7 @@ class _Dispatcher:
                     takes = f"it takes {', '.join(self._names)}"
                     hint = f"; {not_arrays.of_name(unknown[0], self._allowed) or takes}"
                 raise TypeError(f"fbuf.{self.name}: {said}{hint}") from None
-        return (given.pop(self._names[0]),) if self._takes_state else (), given
+        return (arguments.pop(self._names[0]),) if self._takes_state else (), arguments
 
 
 def _result(arrays: Any, rest: Any, form: Form) -> Any:

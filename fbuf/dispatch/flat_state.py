@@ -29,7 +29,7 @@ class Form:
         structure: The structure of the fields in their order, without the sampler.
         sampler: The sampler.
         fault: The place of the fault bits among the arrays.
-        programs: The compiled functions, by what they are made of; see `program`.
+        programs: The compiled functions, by plain function and donation; see `program`.
     """
 
     def __init__(self, structure: Any, sampler: Sampler) -> None:

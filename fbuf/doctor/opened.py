@@ -1,4 +1,4 @@
-"""The parts that a report looks at, of any object that has a buffer."""
+"""The input of a report: the parts of a buffer, from any object that has one."""
 
 from __future__ import annotations
 

@@ -21,13 +21,13 @@ _FEW = 16
 """The most rows of a small array that are not worth a loop."""
 
 _MANY, _MANY_CACHED = 2**13, 2**11
-"""The least cache lines to read that are worth waking other threads for; from a small array."""
+"""The least cache lines to read for which waking other threads pays; from a small array."""
 
 _WIDEST_LOAD = 16
 """Bytes; the widest load of a GPU, of four words. Four narrower numbers take one load, too."""
 
 _WORTH_WORDS = 2**17
-"""Bytes of a batch; a GPU reads so few faster than it starts a kernel."""
+"""Bytes of a batch; a GPU reads fewer in less time than the start of a kernel takes."""
 
 _returned: contextvars.ContextVar[bool] = contextvars.ContextVar("fbuf_returned", default=False)
 

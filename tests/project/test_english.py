@@ -230,7 +230,6 @@ def test_phrases_in_place_of_nouns(strict, sentence, phrases):
     assert strict(f"# {sentence}\n") == phrases
     assert not strict(f'raise ValueError("{sentence}")\n')
     assert not strict(f'"""{sentence}"""\n', "tests/module.py")
-    assert not strict(f'"""{sentence}"""\n', english.LENIENT[0] + "module.py")
 
 
 @pytest.mark.parametrize("name", sorted(english.NAMES))
@@ -240,11 +239,6 @@ def test_an_empty_name_of_a_result_lives_for_few_lines(strict, name):
     assert not strict(module.format(name, lines))
     assert strict(module.format(name, lines + "    print()\n")) == [f"{name!r} for a result"]
     assert not strict(module.format("rows", lines * 2))
-
-
-def test_lenient_files_exist():
-    for path in english.LENIENT:
-        assert (english.ROOT / path).exists(), path
 
 
 def test_a_sample_is_that_of_its_seed(monkeypatch, tmp_path):

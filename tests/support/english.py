@@ -45,16 +45,6 @@ PHRASES = {
 """The phrases, by name. "In", "on" and "over" may be adverbs, so they may end a clause."""
 NAMES = frozenset(("found", "given"))
 LINES = 10
-LENIENT = (
-    *(
-        f"adapters/fbuf_adapters/{folder}/"
-        for folder in ("flashbax", "pytorch", "sb3", "tensordict")
-    ),
-    *("adapters/fbuf_adapters/datasets/_buffers.py", "fbuf/dispatch/call.py"),
-    *("adapters/fbuf_adapters/gymnasium/_chunk_writer.py", "fbuf/dispatch/flat_state.py"),
-    *("fbuf/doctor/opened.py", "fbuf/xla/rows.py"),
-)
-"""Files of `fbuf` and `adapters` that are still to be mended."""
 
 _SECTION = re.compile(
     r"(Args|Attributes|Returns|Raises|Yields|Faults|Examples?|Notes?|Costs?|References):"
@@ -168,7 +158,7 @@ def faults_of(
 def is_strict(path: pathlib.Path) -> bool:
     """Return whether a file must be free of `PHRASES` and of long-lived `NAMES`."""
     inside = path.parts[:1] in (("fbuf",), ("adapters",))
-    return inside and path.suffix == ".py" and not path.as_posix().startswith(LENIENT)
+    return inside and path.suffix == ".py"
 
 
 def of_names(path: pathlib.Path, tree: ast.AST) -> Iterator[Fault]:

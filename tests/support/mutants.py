@@ -499,7 +499,7 @@ MUTANTS = [
         ("not in known)", "is None)", "door", ("test_call.py", "equals")),
         ("(changes and type(fault.sharding)", "(False and type(fault.sharding)", "door", DOOR),
         (" and self.of_values.keys().isdisjoint(given)", "", "door", ("test_call.py", "misuse")),
-        ("self.by_position(arrays, given | fixed)", "arrays, given | fixed", "door", ("test_call.py", "one_program")),
+        ("self.by_position(arrays, arguments | fixed)", "arrays, arguments | fixed", "door", ("test_call.py", "one_program")),
         ("if all(passed[argument] is value for argument, value in fixed.items()):", "if True:", "door", ("test_call.py", "numpys")),
         ("if not all(isinstance(state.fault, jax.Array) for state in states):", "if False:", "door", ("test_call.py", "numpy_arrays")),
         ("self._type.plain(before[0]), given)", "self._type.plain(before[0]), copies)", "door", ("test_guards.py", "cannot_hold")),
@@ -976,7 +976,7 @@ MUTANTS = [
     ),
     *of(
         "../adapters/fbuf_adapters/pytorch/_from_state.py",
-        ("name in options and options[name] != found[name]", "False", "adapters", COPIED),
+        ("name in options and options[name] != arguments[name]", "False", "adapters", COPIED),
         ("    owner.require(\"from_state\")\n", "", "adapters", COPIED),
     ),
     *of(

@@ -1,4 +1,4 @@
-"""The buffers that data sets are read into, and written from."""
+"""The buffers that loaders fill and writers read."""
 
 from __future__ import annotations
 

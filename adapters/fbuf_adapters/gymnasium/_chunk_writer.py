@@ -67,7 +67,7 @@ class ChunkWriter:
         return {name: spec for name, spec in self._fields.items() if name not in more}
 
     def check(self, function: str, buffer: Any) -> None:
-        """Refuse a buffer that the chunks do not fit into, or that has been consumed."""
+        """Refuse a buffer that does not fit the chunks, or that has been consumed."""
         owner = self._owner_of(buffer, function)
         owner.require("add")
         make = owner.make.format("collector.item, capacity", "**collector.options")
@@ -104,7 +104,7 @@ class ChunkWriter:
         owner = self._owner_of(buffer)
         if chunk.next_observation is None and self.keeps_next(buffer):
             raise CollectorError(NO_FINAL)
-        given = self._given(owner.index, chunk, envs)
+        arguments = self._given(owner.index, chunk, envs)
         num_envs = chunk.terminated.shape[1]
         with owner.lock:  # or another writer could come in between
             ended = known(self._changed(owner), wait=owner.in_place)  # its add waits anyway
@@ -115,7 +115,7 @@ class ChunkWriter:
                 owner.change(fbuf.end_episode, mask=ended)
             if dummies is not None and dummies.any():
                 owner.replace_index(functools.partial(_with_resets, np.array(dummies)))
-            owner.add(**given, time_major=True)
+            owner.add(**arguments, time_major=True)
             self._left.note(owner.index.ring.cursor)
         return owner.buffer
 
@@ -135,25 +135,25 @@ class ChunkWriter:
         wanted = state.storage.item
         version = np.full(chunk.terminated.shape, chunk.version, np.int32)
         filled = {**vars(chunk), **chunk.extras, "version": version}
-        given: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "items": {name: filled[name] for name in wanted if name not in self._blank},
             "terminated": chunk.terminated,
             "truncated": chunk.truncated,
         }
         if state.next_obs is not None:
-            given["next_observation"] = chunk.next_observation
+            arguments["next_observation"] = chunk.next_observation
         # One of a few sizes: short chunks need not cost as much as long ones.
         size = next(size for size in self._sizes if steps <= size)
         if steps < size:
-            given = map_leaves(lambda array: _padded(array, size), given)
+            arguments = map_leaves(lambda array: _padded(array, size), arguments)
         blank = {name: spec for name, spec in self._blank.items() if name in wanted}
-        given["items"] |= blank_rows(blank, (size, num_envs), np)
+        arguments["items"] |= blank_rows(blank, (size, num_envs), np)
         whole = np.arange(size) < steps
         if not state.ring.lockstep:
-            given["mask"] = whole[:, None] & (np.ones(num_envs, bool) if envs is None else envs)
+            arguments["mask"] = whole[:, None] & (np.ones(num_envs, bool) if envs is None else envs)
         elif steps < self._size:
-            given["mask"] = whole
-        return given
+            arguments["mask"] = whole
+        return arguments
 
 
 def _padded(array: np.ndarray[Any, Any], size: int) -> np.ndarray[Any, Any]:

@@ -72,7 +72,7 @@ def add_from_torch(
     """
     _tensors.check_torch("add_from_torch")
     _check_state(state)
-    given = {
+    arguments = {
         "items": items,
         "terminated": terminated,
         "truncated": truncated,
@@ -88,10 +88,10 @@ def add_from_torch(
 
     if state.fault.is_deleted():
         refuse_consumed("add", state)
-    leaves, structure = _inputs.ready(fbuf.add, lambda: state, given, feed_all, narrow=narrow)
+    leaves, structure = _inputs.ready(fbuf.add, lambda: state, arguments, feed_all, narrow=narrow)
     added = _compiled(state, structure.unflatten(leaves), time_major=time_major)
     _refuse_traced(added)
-    if _inputs.on_gpu(given):
+    if _inputs.on_gpu(arguments):
         _inputs.let_torch_wait(added.fault)
     else:
         added.fault.block_until_ready()  # and so is all else, being of one program

@@ -245,7 +245,7 @@ class Backend:
     # Changes that wait.
 
     def _make_pending(self, but: int = 0) -> None:
-        """Make the changes that wait, in order, but for so many of the last ones."""
+        """Make the waiting changes in order, except the last `but` ones."""
         self._settle()
         while len(waiting := self._pending.copy()) > but:
             change = waiting[0]

@@ -12,7 +12,7 @@ Path = tuple[str, ...]
 """The keys that lead to a TensorDict in a TensorDict."""
 
 Axes = tuple[tuple[int, ...], tuple[str | None, ...]]
-"""The batch size of a TensorDict behind the axes that rows are counted by, and the names there."""
+"""The batch size of a TensorDict behind the axes of rows, and the names of these dimensions."""
 
 Nodes = Mapping[Path, Axes]
 """The axes of an item, `()`, and of the TensorDicts in it that have others than the one around."""
@@ -85,7 +85,7 @@ def built(
 
     Args:
         data: The tensors. A key may have dots between its parts, as the name of a field has.
-        lead: The axes that all leaves begin with.
+        lead: The first axes of all leaves.
         nodes: The axes behind those. A dict that is not in there has those of the dict around it.
         device: The device to name.
     """

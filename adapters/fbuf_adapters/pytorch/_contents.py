@@ -245,7 +245,7 @@ class Contents:
         self.end_room.forget()
 
     def with_end_room(self, stored: Backing, flags: Mapping[str, Any], time_major: bool) -> Backing:
-        """Return rows with room for the ends that flags tell of; the lock is held."""
+        """Return rows with room for the ends in some flags; the lock is held."""
         room = self.end_room
         if not room.counts or room.fits(flags):
             return stored
@@ -337,7 +337,7 @@ def _differing(given: Any, own: fbuf.State[Any]) -> str:
 
 
 def _arguments(state: fbuf.State[Any]) -> dict[str, Any]:
-    """Return the arguments that a state was made with."""
+    """Return the arguments that made a state."""
     leaves, structure = jax.tree.flatten(state.storage.item)
     item = structure, [(leaf.shape, leaf.dtype) for leaf in leaves]
     return {"item": item} | made_with(state)

@@ -28,7 +28,7 @@ class Copied(abc.ABC):
 
     @abc.abstractmethod
     def _for_copies(self) -> dict[str, Any]:
-        """Return what a copy is made with, beside the `state_dict`; it can be pickled."""
+        """Return the arguments of a copy, beside the `state_dict`; they can be pickled."""
 
     @abc.abstractmethod
     def _remake(self, made_with: dict[str, Any]) -> None:

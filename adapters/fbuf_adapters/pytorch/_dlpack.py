@@ -1,7 +1,7 @@
 """Memory across by DLPack, through the C++ functions of JAX and torch alone.
 
-The Python that JAX puts around its functions serves producers of every kind, and takes ten times
-as long as they do. Tensors that it would refuse or change take the public way; see `is_plain`.
+JAX wraps these functions in Python that serves producers of every kind, and takes ten times as
+long. Tensors that the wrapper would refuse or change take the public way; see `is_plain`.
 
 JAX does not publish these functions. So the first crossing of a kind goes both ways, and only
 where both agree the later ones take the short one.

@@ -1,7 +1,7 @@
 """Room for the last observations of episodes: more of it, before one is lost.
 
-A buffer with `next_of` keeps the last observations of so many episodes. The number that is kept is
-on the device, and a look at it in each call would wait. So ends are counted here as they are added.
+A buffer with `next_of` has room for the last observations of some episodes. The number in use is on
+the device, and a look at it in each call would wait. So ends are counted here as they are added.
 The state is looked at only where the counted ones might fill the room.
 """
 
@@ -47,7 +47,7 @@ class EndRoom:
         self._left = 0
 
     def fits(self, flags: Mapping[str, Any]) -> bool:
-        """Count the ends that flags tell of; return whether there is surely room for them."""
+        """Count the ends in some flags; return whether there is surely room for them."""
         left = self._left
         for name in _FLAGS:
             flag = flags.get(name)

@@ -18,7 +18,7 @@ def arguments_of(begins: str, state: Any, options: Mapping[str, Any]) -> dict[st
 
     Raises:
         InteropError: If it is neither.
-        ValueError: If an option is not what the state was made with.
+        ValueError: If an option differs from that of the state.
     """
     asked = Asked(begins.rstrip(":"), "a fbuf.State or a HostStore", error=InteropError)
     owner = owner_of(state, asked)
@@ -36,26 +36,26 @@ def arguments_of(begins: str, state: Any, options: Mapping[str, Any]) -> dict[st
         )
     if "item" in options:
         raise ValueError(f"{begins} item is what the state says itself; leave it out")
-    found = made_with(index)
-    differ = [name for name in found if name in options and options[name] != found[name]]
+    arguments = made_with(index)
+    differ = [name for name in arguments if name in options and options[name] != arguments[name]]
     if differ:
-        said = ", ".join(f"{n}={options[n]!r}, but the state has {found[n]!r}" for n in differ)
+        said = ", ".join(f"{n}={options[n]!r}, but the state has {arguments[n]!r}" for n in differ)
         raise ValueError(f"{begins} {said}; leave out what the state says itself")
     if not options.get("host", store) and "max_ends" not in options:
-        del found["max_ends"]  # so that the room may grow
-    found |= options
+        del arguments["max_ends"]  # so that the room may grow
+    arguments |= options
     if store is not None:
         if options.get("host", store) is not store:
             raise ValueError(
                 f"{begins} host={options['host']!r}, but the rows of this store stay where they "
                 "are; leave host out"
             )
-        return found | {"host": store}
-    if "device" not in found:
+        return arguments | {"host": store}
+    if "device" not in arguments:
         (device,) = index.fault.devices()
         gpu = f"cuda:{device.local_hardware_id}"
-        found["device"] = "cpu" if device.platform == "cpu" else gpu
-    return found
+        arguments["device"] = "cpu" if device.platform == "cpu" else gpu
+    return arguments
 
 
 def take_over(contents: Contents, state: fbuf.State[Any]) -> None:

@@ -63,7 +63,7 @@ class HandedIds:
 
         Args:
             batch: The batch, of tensors as `unpack` has made them, or of copies of these.
-            arrays: The packed arrays, which nobody writes to.
+            arrays: The packed arrays, which never change.
             unpack: Has made the batch of the arrays.
             tree: The structure of the batch.
         """
@@ -79,7 +79,7 @@ class HandedIds:
         self._batches.append(_Batch(*seen, kept, (slot[1], generation[1])))
 
     def packed(self, ids: fbuf.Ids[Any]) -> fbuf.Ids[Any] | None:
-        """Return ids as JAX has them, if they are those of a batch and unchanged."""
+        """Return ids in the memory of JAX, if they are those of a batch and unchanged."""
         for batch in reversed(self._batches.copy()):  # another thread may note a batch
             if batch.slot.is_still(ids.slot) and batch.generation.is_still(ids.generation):
                 array = batch.array()

@@ -77,5 +77,5 @@ class HostBackend(Backend):
             self._follow()
 
     def _follow(self) -> None:
-        """Keep the index as the store has it now."""
+        """Keep the current index of the store."""
         self._kept[0] = tuple(jax.tree.leaves(self._store.contents.index))

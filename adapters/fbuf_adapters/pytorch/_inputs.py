@@ -172,7 +172,7 @@ def ready(
 
 def on_gpu(given: Any) -> bool:
     """Whether streams of torch's look after who reads and writes all of it, and in what order."""
-    # Numbers of Python's nobody can write to.
+    # Python's numbers never change.
     leaves = [leaf for leaf in jax.tree.leaves(given) if not isinstance(leaf, int | float)]
     return bool(leaves) and all(map(is_on_gpu, leaves))
 

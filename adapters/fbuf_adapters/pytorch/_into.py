@@ -50,7 +50,7 @@ class _Pair(NamedTuple):
     Attributes:
         target: The tensor of `out`.
         source: The tensor of the new batch.
-        tree: The tree that the target is a leaf of.
+        tree: The tree of the target.
         path: The way to that tree.
         number: The number of the leaf.
     """
@@ -96,7 +96,7 @@ def _at_a_glance(out: Any, batch: Any) -> _Tensors | None:
 
     The loops are those of C, for a closer look takes as long as the draw.
     """
-    targets, sources = found = list[torch.Tensor](), list[torch.Tensor]()
+    targets, sources = pair = list[torch.Tensor](), list[torch.Tensor]()
     if not _collect(out, batch, targets, sources):
         return None
     both, of = targets + sources, torch.Tensor
@@ -116,7 +116,7 @@ def _at_a_glance(out: Any, batch: Any) -> _Tensors | None:
     ends = sorted(map(operator.add, begins, (one.nbytes for one in both)))
     # None begins before the one before it has ended, so they are apart.
     apart = all(map(operator.le, ends, sorted(begins)[1:]))
-    return found if apart and all(begins) else None
+    return pair if apart and all(begins) else None
 
 
 def _collect(

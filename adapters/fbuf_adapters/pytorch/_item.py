@@ -31,7 +31,7 @@ class Learned:
         return jax.tree.leaves(self.item)[0].ndim
 
     def has_axes(self, items: Any, lead: int) -> bool:
-        """Whether the first leaf of items has so many axes before its own; True if not known."""
+        """Tell whether the first leaf of items has `lead` axes before its own; True if unknown."""
         leaf, spec = items, self.item
         while type(leaf) is dict and leaf:
             name, leaf = next(iter(leaf.items()))
@@ -77,7 +77,7 @@ class Learned:
 
 
 def learn(where: str, tree: Any, axes: int = 0, given: Any = None) -> Learned:
-    """Take shapes and dtypes from a tree of arrays, tensors or specs with so many leading axes.
+    """Take shapes and dtypes from a tree of arrays, tensors or specs with `axes` leading axes.
 
     `given` is the same tree before it was made ready for JAX.
     """
@@ -113,7 +113,7 @@ def _paths(tree: Any) -> dict[str, None]:
 
 
 def example(learned: Learned) -> Any:
-    """The item as tensors as they were given, of no size to speak of."""
+    """Return the item as tensors in the dtypes of the caller, which take almost no memory."""
     return jax.tree.map(
         lambda spec, dtype: torch.zeros((), dtype=dtype).expand(spec.shape),
         learned.item,

@@ -42,7 +42,7 @@ class _Bits:
         self._last: tuple[int, Any] = (0, None)
 
     def slots(self, number: int, size: int, total: int) -> np.ndarray[Any, Any]:
-        """Return the first `size` slots of a batch, drawn among so many rows: int64."""
+        """Return the first `size` slots of a batch, drawn among `total` rows: int64."""
         at = number - self.numbers.start
         last, slots = self._last
         if last != total:

@@ -23,7 +23,7 @@ _ALIGNED = 64
 """Bytes; what begins at a multiple of them, JAX can read where it is."""
 
 _LARGE = 2**17
-"""Bytes; to copy so many takes longer than to hand them over by themselves."""
+"""Bytes; the copy of more takes longer than to hand them over by themselves."""
 
 _WORD, _BYTE = np.dtype(np.int32), np.dtype(np.uint8)
 
@@ -36,7 +36,7 @@ _Spec = tuple[tuple[int, ...], np.dtype[Any]]
 
 
 def is_large(size: int) -> bool:
-    """Whether so many bytes stay by themselves."""
+    """Tell whether a leaf of `size` bytes stays by itself."""
     return size > _LARGE
 
 
@@ -45,8 +45,8 @@ class PackedLayout:
 
     Attributes:
         specs: The shape and the dtype of each leaf.
-        among: The unit that each is packed into; None is nothing.
-        packed: The units that leaves are packed into, each with the numbers of its leaves.
+        among: The unit of the packed array of each; None for a leaf that stays by itself.
+        packed: The units of packed arrays, each with the numbers of its leaves.
         alone: The numbers of the others.
     """
 
@@ -168,5 +168,5 @@ def pack_numpy(layout: PackedLayout, leaves: list[np.ndarray[Any, Any]]) -> tupl
 
 
 def _padding(count: int, unit: np.dtype[Any]) -> int:
-    """Return the number of units that pad so many, so that the next leaf is aligned."""
+    """Return the units of padding behind `count` units, so that the next leaf is aligned."""
     return -count % (_ALIGNED // unit.itemsize)

@@ -87,8 +87,8 @@ class ReplayBuffer(Copied):
         pin_memory: Return batches in pinned memory, every tensor of them, so that copies to a GPU
             need not wait. It comes after `transform`. For `device="cpu"`. On a machine without a
             GPU it does nothing, and warns once, as a `DataLoader` of torch does.
-        to: The device to move every tensor of a batch to, for a learner on another device than the
-            rows. The buffer accepts ids and priorities from there.
+        to: The device of the tensors of a batch, for a learner on another device than the rows. The
+            buffer accepts ids and priorities from there.
         prefetch: How many batches to keep ready. `sample` then draws a new batch, and returns the
             one that it drew that many calls before, from the buffer as it was then. Another thread
             makes tensors of the new batch, and transforms, pins and moves them. It calls the
@@ -200,8 +200,8 @@ class ReplayBuffer(Copied):
             The buffer.
 
         Raises:
-            ValueError: If an option is not what the state was made with; the message has both
-                values. Also as the class.
+            ValueError: If an option differs from that of the state; the message has both values.
+                Also as the class.
             InteropError: If `state` is something else. Also as the class.
             RuntimeError: If `state` has been consumed.
 
@@ -559,8 +559,8 @@ class ReplayBuffer(Copied):
         Args:
             detailed: Also return what takes a look at every row.
 
-        As long as nothing has been added to a buffer without an `item`, they are those of a buffer
-        of one number. It also has the fields that the sampler looks at.
+        A buffer without an `item` learns it from the first add. Before that, the figures are those
+        of rows of one number, beside the fields of the sampler.
 
         Raises:
             RuntimeError: If the buffer is closed, or if a function has consumed its `state`.

@@ -17,7 +17,7 @@ _OWN = 4
 
 
 class Sizes:
-    """The sizes that a buffer has programs for.
+    """The sizes with a compiled program of a buffer.
 
     For each call at most four exact sizes have a program: the first size, and sizes that come
     twice in a row. Other sizes go up to the next of 16, 64, 256, 1024, 4096, 8192, and so on by
@@ -29,7 +29,7 @@ class Sizes:
         """By call: the sizes that have a program of their own, and at the end the last size."""
 
     def fitting(self, call: str, size: int) -> int | None:
-        """The size to bring a batch of a call to; None if it is to stay as it is."""
+        """Return the padded size of a batch of a call; None if it is to stay as it is."""
         *own, last = self.own.get(call, [size])
         if size not in own and len(own) < _OWN and size == last:
             own.append(size)
@@ -39,7 +39,7 @@ class Sizes:
     def fit_rows(
         self, given: dict[str, Any], axis: int, lead: int, ndim: int, whole_steps: bool
     ) -> dict[str, Any]:
-        """Rows to add, padded to a size that there is a program for, and a mask for them.
+        """Return rows to add, padded to a size with a program, and a mask for them.
 
         Args:
             given: The arguments of `fbuf.add`, by name.

@@ -225,7 +225,7 @@ def _of_directory(
     if not tree_classes(encode_tree(item, lambda leaf: None)):  # a directory names its nodes
         item = None
     sampler = spec.buffer.sampler
-    given: dict[str, Any] = {"item": item, "sampler": sampler, "episodes": episodes}
+    options: dict[str, Any] = {"item": item, "sampler": sampler, "episodes": episodes}
     state: Any
     if spec.opens:
         if fallback:
@@ -233,11 +233,11 @@ def _of_directory(
                 f"{where('load')} fallback is True, but an opened store reads the newest "
                 "checkpoint; use host=True"
             )
-        state, whole = HostStore.open(path, **given)
+        state, whole = HostStore.open(path, **options)
     elif spec.on_host:
-        state, whole = HostStore.load(path, files=spec.files, fallback=fallback, **given)
+        state, whole = HostStore.load(path, files=spec.files, fallback=fallback, **options)
     else:
-        state, whole = fbuf.load(path, fallback=fallback, **given)
+        state, whole = fbuf.load(path, fallback=fallback, **options)
     if not isinstance(whole, dict) or _OF_DISK not in whole:
         raise fbuf.CheckpointError(
             f"{where('load')} fbuf.save has written {os.fspath(path)!r}, and no ReplayBuffer; use "

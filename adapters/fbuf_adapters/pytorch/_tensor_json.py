@@ -23,7 +23,7 @@ CLASSES = {
         *(fbuf.HindsightStep, fbuf.ReturnToGoStep, fbuf.WindowStep),
     )
 }
-"""The classes that batches are made of."""
+"""The classes of batches and their parts."""
 
 
 def encode(where: str, value: Any) -> Any:

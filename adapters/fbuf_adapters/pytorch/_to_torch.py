@@ -117,7 +117,7 @@ class Aliases:
 
 
 class KeptAliases(Aliases):
-    """The same for arrays that several calls look at: each array is handed over once."""
+    """The aliases of several calls: each array is handed over once."""
 
     def __init__(self) -> None:
         """Make none yet."""
@@ -126,7 +126,7 @@ class KeptAliases(Aliases):
         self._stream: torch.cuda.Stream | None = None
 
     def of(self, array: jax.Array) -> torch.Tensor:
-        """Return a tensor on the memory of an array, which the current stream waits for."""
+        """Return a tensor on the memory of an array; the current stream waits for the array."""
         device = torch_device(array.sharding)
         stream = None if device.type == "cpu" else torch.cuda.current_stream(device)
         found = self._tensors.get(id(array))

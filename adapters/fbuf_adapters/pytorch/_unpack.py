@@ -26,7 +26,7 @@ from fbuf_adapters.pytorch._packed import PackedLayout
 from fbuf_adapters.pytorch._to_torch import Aliases, on_cpu, torch_device
 
 _LITTLE = 2**16
-"""Bytes; so many may be kept for the sake of any leaf."""
+"""Bytes; an array up to this size may be kept for the sake of any leaf."""
 
 _TIMES = 16
 """The most memory that a leaf may keep alive, in multiples of its own size."""
@@ -73,7 +73,7 @@ class _Packed(NamedTuple):
     """The leaves in a packed array.
 
     Attributes:
-        record: The record that the leaves are fields of.
+        record: The record whose fields are the leaves.
         places: Where each lies.
         splits: The same by dtype, as torch splits the array.
     """

@@ -53,7 +53,7 @@ class _Change:
 
 
 class Writer:
-    """Changes the contents of a buffer. Its sizes are those that programs are compiled for."""
+    """Changes the contents of a buffer. It pads batches to sizes with a program."""
 
     def __init__(self, contents: Contents) -> None:
         self._contents = contents
@@ -143,7 +143,7 @@ class Writer:
             self._run(backend, change)
 
     def _packed_ids(self, given: dict[str, Any], waits: bool) -> dict[str, Any]:
-        """Return the ids as JAX has them, if they are those of a batch and all lies on a GPU.
+        """Return the ids in the memory of JAX, if they are those of a batch and all lies on a GPU.
 
         JAX waits for torch's stream with the other arguments, and so for what has read the ids.
         If the call waits for a draw, JAX must have them to itself: as int64 torch has copies.
@@ -165,7 +165,7 @@ class Writer:
         return batch, following
 
     def _stored(self, function: str, name: str, items: Any, batch: bool) -> Backing:
-        """Return the rows that items are added to: the first items tell what an item is."""
+        """Return the rows to which items are added: the first items determine the item."""
         contents, lead = self._contents, batch + self._spec.lead
         if contents.stored is None:  # and it stays so, should this call fail
             if batch:

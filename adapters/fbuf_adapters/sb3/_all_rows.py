@@ -143,7 +143,7 @@ class _Source(NamedTuple):
 
 
 _SMALL = 4096
-"""Up to so many rows, sizes are rounded up."""
+"""Up to this number of rows, sizes are rounded up."""
 
 
 def plain(memory: Memory) -> View:

@@ -85,7 +85,7 @@ class Batches:
 
     def deliver(
         self,
-        found: Fields,
+        arguments: Fields,
         fields: Fields,
         device: torch.device,
         weigh: bool,
@@ -94,30 +94,32 @@ class Batches:
         """Return the batch of its arguments.
 
         Args:
-            found: The arguments.
+            arguments: The arguments of its class, by name.
             fields: The drawn rows.
             device: The device of the batch.
             weigh: Whether its rewards weigh losses.
             to_torch: Makes each tensor of an array; None for tensors on the device.
         """
         if "weight" in fields:
-            found["weights"] = fields["weight"][:, None]
+            arguments["weights"] = fields["weight"][:, None]
         if self.arrays == "jax" or device.type != "cpu" or to_torch is not None:
             place = JaxTensor.of if self.arrays == "jax" else lambda tensor: tensor.to(device)
             if to_torch is not None:
                 place = lambda tensor: to_torch(on_host(tensor))
-            found = {
+            arguments = {
                 name: None if value is None else map_columns(place, value)
-                for name, value in found.items()
+                for name, value in arguments.items()
             }
         if "weight" in fields:
-            weights, ids = found["weights"], fields["ids"]
+            weights, ids = arguments["weights"], fields["ids"]
             if weigh:
-                found["rewards"] = WeightedRewards.of(found["rewards"], Losses(weights, ids))
-            return PrioritizedReplayBufferSamples(**found, ids=ids)
-        if isinstance(found["observations"], dict):
-            return type_aliases.DictReplayBufferSamples(**found)
-        return type_aliases.ReplayBufferSamples(**found)
+                arguments["rewards"] = WeightedRewards.of(
+                    arguments["rewards"], Losses(weights, ids)
+                )
+            return PrioritizedReplayBufferSamples(**arguments, ids=ids)
+        if isinstance(arguments["observations"], dict):
+            return type_aliases.DictReplayBufferSamples(**arguments)
+        return type_aliases.ReplayBufferSamples(**arguments)
 
 
 def valid(fields: Fields) -> Fields:

@@ -39,7 +39,7 @@ class Drawing(NamedTuple):
         """Return the arrays of a batch that was read through the view."""
         data, item = batch.data, batch.data.item
         reward = item["reward"] if self.gamma is None else data.reward
-        found = {
+        columns = {
             "item": item,
             "next_observation": data.next_observation,
             "reward": reward[:, None],
@@ -48,11 +48,11 @@ class Drawing(NamedTuple):
         }
         if self.gamma is not None:
             discount = self.gamma ** data.steps.astype(jnp.float32)
-            found["discount"] = jnp.where(batch.mask, discount, 0)[:, None]
+            columns["discount"] = jnp.where(batch.mask, discount, 0)[:, None]
         if isinstance(self.view, fbuf.Hindsight):
-            found["relabelled"] = data.relabelled
+            columns["relabelled"] = data.relabelled
         if self.named:
-            found["ids"] = batch.ids
+            columns["ids"] = batch.ids
         if self.weighted and isinstance(batch, fbuf.Sample):
-            found["weight"] = batch.weight
-        return found
+            columns["weight"] = batch.weight
+        return columns

@@ -82,7 +82,7 @@ class Memory:
             self._uniform = UniformDraws(self.spec, self.staging, self.seed)
 
     def _own(self, state: fbuf.State[Any], written: int) -> None:
-        """Take a state with so many steps in it."""
+        """Take a state that holds `written` steps."""
         self._calls = Calls()
         self._backend = Backend(state, self._calls)
         self._sizes = WriteSizes()
@@ -217,7 +217,7 @@ class Memory:
             written += count
 
     def _cut_off(self, written: int) -> None:
-        """Truncate the episodes that the staged steps do not go on with."""
+        """Truncate the episodes that the staged steps do not continue."""
         found = self.staging.cut_off(written)
         if found[0].any():  # the newest step of the state
             self._make_room(found[0], written)

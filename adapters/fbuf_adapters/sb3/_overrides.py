@@ -75,7 +75,7 @@ def _is_ours(kind: Any) -> bool:
 
 @functools.cache
 def own_names(kind: Any) -> frozenset[str]:
-    """Return the names of our classes that a class is derived from, which are for them alone."""
+    """Return the names that the bases of a class in this package reserve for themselves."""
     ours = filter(_is_ours, kind.__mro__)
     private = {name for base in ours for name in vars(base) if name[0] == "_" and "__" not in name}
     return frozenset({"memory"} | private - set(dir(_THEIRS)))

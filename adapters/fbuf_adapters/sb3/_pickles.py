@@ -29,7 +29,7 @@ def save(buffer: Any, path: str | os.PathLike[str]) -> None:
 
 
 def write(where: str, file: pathlib.Path, content: Any, nbytes: int) -> None:
-    """Write a file, of about so many bytes, whole or not at all."""
+    """Write a file of about `nbytes` bytes, whole or not at all."""
     with explain_full_disk(where, file.parent, nbytes):
         write_files(file.parent, {file.name: content})
 

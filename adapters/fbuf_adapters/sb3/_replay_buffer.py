@@ -33,9 +33,8 @@ class ReplayBuffer(Priorities, buffers.ReplayBuffer):
     Give the class as `replay_buffer_class`, and arguments that are not in the list of Stable-
     Baselines3 as `replay_buffer_kwargs`. It takes box, discrete and binary observations, images,
     and dicts of them. Each observation is stored once: the next one is that of the following row,
-    or kept aside at an end. An observation may not be the one that the row before led to, because
-    you have reset the environments or have loaded another run. The episode before is then
-    truncated there.
+    or kept aside at an end. If you reset the environments or load another run, an observation
+    is not the next observation of the row before. The episode before is then truncated there.
 
     Rows are what Stable-Baselines3 stores, bit for bit, and batches have its shapes and dtypes.
     `observations`, `next_observations`, `actions`, `rewards`, `dones` and `timeouts` show all rows,

@@ -92,7 +92,7 @@ class Rows(np.lib.mixins.NDArrayOperatorsMixin):
         return value in np.asarray(self)
 
     def __bool__(self) -> bool:
-        """Do as an array does, which refuses unless it has one element."""
+        """Return the truth of the only element; refuse several, like an array of NumPy."""
         return bool(np.asarray(self))
 
     def __repr__(self) -> str:
@@ -173,7 +173,7 @@ _refused: Any = _refuse_all
 
 
 class FixedDict(dict[str, Any]):
-    """A dict of such arrays, which nothing can take the place of."""
+    """A dict of such arrays, none of which can be replaced."""
 
     __setitem__ = __delitem__ = __ior__ = update = setdefault = pop = popitem = clear = _refused
 

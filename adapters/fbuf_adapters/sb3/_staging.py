@@ -134,10 +134,10 @@ class Staging:
         return step % self.room if step >= self._begun else -1
 
     def cut_off(self, first: int) -> Array:
-        """Find the steps that those from `first` on do not go on from: bool `[count, n_envs]`.
+        """Return a mask of the steps whose episode the next step does not continue.
 
-        The first of them is the step before `first`. None of them is an end, and the observation
-        of the following step is another one than it led to.
+        It is bool `[count, n_envs]`, from the step before `first` on. Such a step is no end, and
+        its next observation is not the observation of the next step.
         """
         now = slice(first % self.room, first % self.room + self.steps - first)
         found = np.zeros((self.steps - first, self.n_envs), bool)

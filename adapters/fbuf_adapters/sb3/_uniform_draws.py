@@ -17,7 +17,7 @@ from fbuf_adapters.sb3._staging import Staging
 
 
 class _Seen(NamedTuple):
-    """The rows that are drawn from.
+    """The rows of a buffer, for draws.
 
     Attributes:
         leaves: The arrays of the buffer.
@@ -48,7 +48,7 @@ class UniformDraws:
         return self._seen is not None and self._seen.leaves is leaves
 
     def look(self, leaves: tuple[Any, ...], rows: HostTransitions, written: int) -> None:
-        """Look at a buffer that has so many steps, and at its arrays, until `release`."""
+        """Look at a buffer of `written` steps, and at its arrays, until `release`."""
         staging = self._staging
         staged = _leaves(rows.item, staging.item, staging.rows)
         observation = staging.item["observation"]
@@ -66,7 +66,7 @@ class UniformDraws:
         return other
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return all but what it looks at."""
+        """Return all attributes without the rows of the buffer."""
         return vars(self) | {"_seen": None}
 
     def draw(self, batch_size: int) -> dict[str, Any]:

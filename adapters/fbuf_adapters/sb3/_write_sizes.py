@@ -6,7 +6,7 @@ SIZES = (1, 4, 16, 64, 256, 1024)
 """The numbers of steps that cross together; a smaller number is padded to one of them."""
 
 _FEWEST = 4
-"""Steps; the first program writes so many, if the first write has more."""
+"""The least steps of the first program, unless the first write has fewer."""
 
 _CALLS = 64
 """The most calls of a small program for one write."""
@@ -19,18 +19,18 @@ _PADDED = 16
 
 
 class WriteSizes:
-    """The sizes that a memory has programs for. Another one is compiled where it pays."""
+    """The sizes of the programs of a memory. Another one is compiled where it pays."""
 
     def __init__(self) -> None:
         self._known: set[int] = set()
         self._spared = 0
 
     def fitting(self, count: int, room: int) -> int:
-        """Return the size of the program that writes the next of so many steps.
+        """Return the size of the program that writes the next of `count` steps.
 
         Args:
             count: The number of steps to write, at least 1.
-            room: The largest size to pad to.
+            room: The largest padded size.
         """
         size = self._chosen(count, room)
         self._known.add(size)

@@ -57,7 +57,7 @@ class Codec:
 
     @functools.cached_property
     def _device(self) -> torch.device:
-        """The device, with the number of the GPU, as its tensors have it."""
+        """The device in the form of a tensor's: with the number of the GPU."""
         return torch.empty(0, device=self._given_device).device
 
     @property

@@ -42,7 +42,7 @@ class Newest:
 
 @dataclasses.dataclass(frozen=True)
 class Told:
-    """The ends of episodes that the rows of one `extend` tell of.
+    """The ends of episodes that the rows of one `extend` show.
 
     Attributes:
         terminated: bool, in the leading shape of the rows; None means nowhere.

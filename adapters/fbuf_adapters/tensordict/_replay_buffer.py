@@ -220,18 +220,18 @@ class TensorDictReplayBuffer(Copied):
             RuntimeError: If `state` has been consumed.
         """
         begins = f"{NAME}.from_state:"
-        found = _from_state.arguments_of(begins, state, options)
+        arguments = _from_state.arguments_of(begins, state, options)
         for name, value in (("next_of", None), ("lockstep", True)):
-            if (own := found.pop(name)) != value:
+            if (own := arguments.pop(name)) != value:
                 raise ValueError(
                     f"{begins} the state has {name}={own!r}, which this class lacks; use "
                     "fbuf_adapters.pytorch.ReplayBuffer.from_state"
                 )
-        found.pop("max_ends", None)
+        arguments.pop("max_ends", None)
         if isinstance(state, HostStore):
-            return cls(**found)
+            return cls(**arguments)
         form = _leaves.form_of(state.storage.item, f"{begins} state")
-        made = cls(**found)
+        made = cls(**arguments)
         _from_state.take_over(made.buffer.contents, state)
         made._run.form, made._run.write_count = form, len(made)
         return made

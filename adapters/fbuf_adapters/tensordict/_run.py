@@ -19,7 +19,7 @@ class Run:
         write_count: The number of rows added, replaced ones included.
         cursor: The slot of the next row.
         lap: How often the cursor has passed the end, modulo 2**32.
-        seen: The stamp of the state that both belong to. Another stamp in the buffer means
+        seen: The stamp of the state of both. Another stamp in the buffer means
             that other code has written to it since.
         ready: Whether there was a row to draw at the last check.
     """

@@ -122,20 +122,20 @@ class Slices:
 
     def marks(self, rows: SliceRows, data: TensorDictBase) -> dict[Any, torch.Tensor]:
         """Return the marks of first and last steps, by key; `data` holds the stored rows."""
-        found: dict[Any, torch.Tensor] = {}
+        by_key: dict[Any, torch.Tensor] = {}
         if self.truncated_key is not None:
             cut = free(_like(rows.last, data.get(self.truncated_key, None)))
             done: Any = data.get(self._beside("done"), None)
             terminated: Any = data.get(self._beside("terminated"), None)
-            found[_key(self.truncated_key)] = cut
-            found[self._beside("done")] = cut.clone() if done is None else done | _like(cut, done)
+            by_key[_key(self.truncated_key)] = cut
+            by_key[self._beside("done")] = cut.clone() if done is None else done | _like(cut, done)
             if terminated is None:
-                found[self._beside("terminated")] = torch.zeros_like(cut)
+                by_key[self._beside("terminated")] = torch.zeros_like(cut)
         if self.padded:
-            found[MASK] = rows.there
+            by_key[MASK] = rows.there
         if self.init_key is not None and (begun := data.get(self.init_key, None)) is not None:
-            found[_key(self.init_key)] = begun | _like(rows.first, begun)
-        return found
+            by_key[_key(self.init_key)] = begun | _like(rows.first, begun)
+        return by_key
 
     def _beside(self, name: str) -> Any:
         """Return the key of this name beside `truncated_key`."""

@@ -54,12 +54,12 @@ class Writer:
             raise InteropError(
                 f"{where}: data has no batch dimension; give extend() a batch, or add() one item"
             )
-        given = data.batch_size
+        batch_size = data.batch_size
         if self._num_envs is not None and data.batch_dims == 1:
             data = data.unsqueeze(1)
         lead = data.batch_size[: 1 if self._num_envs is None else 2]
         if lead.numel() == 0:
-            return torch.zeros(given[: len(lead)], dtype=torch.int64)
+            return torch.zeros(batch_size[: len(lead)], dtype=torch.int64)
         run = self._run
         leaves = _leaves.leaves_of(where, data, run.form)
         priority = None
@@ -72,7 +72,7 @@ class Writer:
             self._extending = True
             try:
                 slots = self._extended(where, data, leaves, lead, priority, check_order)
-                return slots if lead == given else slots.reshape(given[: len(lead)])
+                return slots if lead == batch_size else slots.reshape(batch_size[: len(lead)])
             finally:
                 self._extending = False
 
@@ -183,8 +183,8 @@ class Writer:
         if not self._prioritized:
             return
         keys = (self._priority_key, *_leaves.ADDED[:2])
-        found: dict[Any, Any] = {key: data.get(key, None) for key in keys}
-        for key, value in found.items():
+        columns: dict[Any, Any] = {key: data.get(key, None) for key in keys}
+        for key, value in columns.items():
             if value is None:
                 raise InteropError(
                     f"{NAME}.update_tensordict_priority: data has no {key!r}; "
@@ -194,7 +194,7 @@ class Writer:
                         else "give it what sample() returned"
                     )
                 )
-        priority, slots, generations = found.values()
+        priority, slots, generations = columns.values()
         layout = self._codec.layout
         if layout is not None and layout.padded:
             there: Any = data.get(_slices.MASK, None)

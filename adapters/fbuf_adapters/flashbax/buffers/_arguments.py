@@ -52,7 +52,7 @@ def exponent(function: str, priority_exponent: Any) -> float:
 
 
 def rows(buffer: fbuf.State[Any], batch: Any, axes: tuple[str, ...], most: int) -> None:
-    """Require these axes before those of the item, and at most so many steps.
+    """Require these axes before those of the item, and at most `most` steps.
 
     `fbuf.add` refuses everything else. But it would take a batch without an axis for another one.
     """

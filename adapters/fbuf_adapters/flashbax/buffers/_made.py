@@ -99,7 +99,7 @@ def sample(state: Any, rng_key: jax.Array, *, kind: Any, sizes: Sizes) -> Any:
 
 
 def can_sample(state: Any, *, least: int) -> jax.Array:
-    """Return whether so many steps are stored.
+    """Return whether at least `least` steps are stored.
 
     The count alone decides, as in flashbax. So under `vmap` it is one number for all seeds of a
     program, and a `jax.lax.cond` that asks for it still takes one branch.

@@ -21,7 +21,7 @@ class Mixer(Replaceable):
 
     Attributes:
         sample: Takes the states of all buffers, in order, and a key; returns a sample.
-        can_sample: Takes the states, and returns whether all can be drawn from: a bool scalar.
+        can_sample: Takes the states, and returns whether each has a batch to draw: a bool scalar.
     """
 
     sample: Callable[[Sequence[Any], jax.Array], Any]
@@ -112,7 +112,7 @@ def sample(
 def can_sample(
     states: Sequence[Any], *, buffers: tuple[TrajectoryBuffer[Any, Any, Any], ...]
 ) -> jax.Array:
-    """Return whether all buffers can be drawn from."""
+    """Return whether each buffer has a batch to draw."""
     _one_a_buffer(states, buffers)
     ready = [buffer.can_sample(state) for buffer, state in zip(buffers, states, strict=True)]
     return jnp.stack(ready).all(axis=0)

@@ -76,8 +76,8 @@ class TrajectoryBuffer(Replaceable, Generic[Experience, BufferState, BufferSampl
         init: Takes one step of one environment, and returns an empty state.
         add: Takes a state and a batch, and returns the state with the batch in it.
         sample: Takes a state and a key, and returns a sample.
-        can_sample: Takes a state, and returns whether so many steps are stored that a batch may be
-            drawn: a bool scalar, which no data changes.
+        can_sample: Takes a state, and returns whether enough steps are stored for a batch: a bool
+            scalar, which no data changes.
     """
 
     init: Callable[[Experience], BufferState]

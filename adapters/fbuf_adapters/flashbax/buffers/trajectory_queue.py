@@ -108,7 +108,7 @@ def make_trajectory_queue(
             `max_size`.
         add_batch_size: The number of environments. `add` takes leaves
             `[add_batch_size, steps, ...]`.
-        add_sequence_length: The number of steps that `can_add` asks room for.
+        add_sequence_length: The number of steps that must fit for `can_add`.
         sample_sequence_length: The number of steps of a sample.
         max_size: The number of steps of all environments to keep, instead of
             `max_length_time_axis`.
@@ -162,17 +162,17 @@ def make_trajectory_queue(
 def sample(
     state: TrajectoryQueueState[Any], *, length: int
 ) -> tuple[TrajectoryQueueState[Any], TrajectoryQueueSample[Any]]:
-    """Read the oldest steps, if there are so many."""
+    """Read the oldest `length` steps, if that many are unread."""
     whole = fbuf.unread(state.buffer) >= length
     buffer, batch = fbuf.pop(state.buffer, length, mask=whole, donate=False)
     return TrajectoryQueueState(buffer=buffer), TrajectoryQueueSample(experience=batch.data)
 
 
 def can_sample(state: TrajectoryQueueState[Any], *, length: int) -> jax.Array:
-    """Return whether so many steps are unread."""
+    """Return whether at least `length` steps are unread."""
     return _steps.of_each(lambda buffer: fbuf.unread(buffer) >= length, state.buffer)
 
 
 def can_add(state: TrajectoryQueueState[Any], *, length: int) -> jax.Array:
-    """Return whether there is room for so many steps."""
+    """Return whether there is room for `length` steps."""
     return _steps.of_each(lambda buffer: fbuf.space(buffer) >= length, state.buffer)
