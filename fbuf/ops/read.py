@@ -46,9 +46,8 @@ def read(
         state: The buffer; never consumed.
         ids: Which rows, of any shape: from `fbuf.sample`, `fbuf.newest_ids` or `fbuf.ids_at`. Rows
             may repeat.
-        view: The view, as for `fbuf.sample`; static. The rows that you name may
-            lack steps that the view wants: look at `valid` of `fbuf.Sequence` and `steps` of
-            `fbuf.NStep`.
+        view: The view, as for `fbuf.sample`; static. The rows that you name may lack steps that the
+            view wants: look at `valid` of `fbuf.Sequence` and `steps` of `fbuf.NStep`.
         key: A key of `jax.random`, for views that leave something to chance (`fbuf.Hindsight`). Use
             a key once only.
 

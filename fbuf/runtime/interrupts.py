@@ -9,9 +9,9 @@ the assignment of the new state, the object would hold the old one, whose memory
 two means against that:
 
 1. `uninterrupted()` replaces the signal handlers by ones that only record the signal. At the end of
-    its block it calls the real handlers. It covers any Python code. But to swap handlers takes 5 to
-    20 us, a tenth of a call of a small buffer. So only slow operations use it: saving, collecting,
-    rows on the host.
+   its block it calls the real handlers. It covers any Python code. But to swap handlers takes 5 to
+   20 us, a tenth of a call of a small buffer. So only slow operations use it: saving, collecting,
+   rows on the host.
 2. `Calls` makes the call one instruction. A compiled program is a C function, and so are `map` and
    `deque`. `at_once(map(keep, map(program, arguments)))` returns a call of `deque` that runs the
    program and keeps its result. These C functions call each other, without an instruction of Python

@@ -78,8 +78,8 @@ class PrioritizedSamplingQueue(_SamplingQueue[fbuf.Sample[Any, jax.Array]]):
             its default priority.
 
     Raises:
-        ValueError: If a size is out of range, or if the sampler draws windows or first
-            rows: the buffer does not know where episodes end.
+        ValueError: If a size is out of range, or if the sampler draws windows or first rows
+            of episodes, whose ends the buffer does not know.
         TypeError: If a size is not an int, if the sampler is no `fbuf.Prioritized`, or if a leaf
             cannot be stored as it is.
 
