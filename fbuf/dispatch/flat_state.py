@@ -41,6 +41,10 @@ class Form:
         """Return both parts; JAX shows them where two states differ in one of them."""
         return f"{self.sampler}, {self.structure}"
 
+    def __reduce__(self) -> Any:
+        """Return the parts: a copy or a pickle, as of `jax.tree.structure`, is the one form."""
+        return form_of, (self.structure, self.sampler)
+
     def fields(self, arrays: Iterable[Any]) -> dict[str, Any]:
         """Return the fields of a state that has these arrays."""
         parts = zip(_NAMES, self.structure.unflatten(arrays), strict=True)
@@ -85,17 +89,15 @@ class Form:
 _NAMES = tuple(field.name for field in dataclasses.fields(State) if not field.metadata)
 
 _forms: weakref.WeakValueDictionary[Any, Form] = weakref.WeakValueDictionary()
-_lock = threading.Lock()
+_lock = threading.RLock()  # a signal handler may ask for a form, too
 
 
 @functools.lru_cache(maxsize=1024)  # keeps programs while nobody has a state of their form
 def form_of(structure: Any, sampler: Sampler) -> Form:
     """Return the one form of these parts: JAX compares forms at every call, by identity."""
+    made = Form(structure, sampler)
     with _lock:
-        form = _forms.get((structure, sampler))
-        if form is None:
-            form = _forms[structure, sampler] = Form(structure, sampler)
-        return form
+        return _forms.setdefault((structure, sampler), made)
 
 
 def held(state: State[Any]) -> tuple[tuple[Any, ...], Form]:

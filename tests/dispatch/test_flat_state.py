@@ -6,6 +6,8 @@ import concurrent.futures
 import copy
 import dataclasses
 import pickle
+import threading
+import weakref
 
 import chex
 import jax
@@ -151,6 +153,37 @@ def test_a_form_that_the_cache_has_lost_is_the_same_while_somebody_has_it():
     assert held(of_fields())[1] is form
     state = jax.lax.fori_loop(0, 2, lambda _, each: fbuf.State(**each.__getstate__()), returned())
     assert fbuf.size(state) == 2
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_a_copy_of_the_structure_has_the_form_of_the_state(copied):
+    state = returned()
+    fbuf.size(state)  # the form has programs
+    structure = jax.tree.structure(state)
+    assert copied(structure) == structure
+    assert copied(held(state)[1]) is held(state)[1]
+
+
+def test_a_signal_handler_may_ask_for_a_form_amid_the_making_of_another(monkeypatch):
+    """It runs in the same thread, whose lock must not wait for itself."""
+    one, other = (fbuf.init(ITEM, capacity).__getstate__() for capacity in (8, 9))
+    forms: list[flat_state.Form] = []
+    flat_state.form_of.cache_clear()
+
+    class Interrupted(weakref.WeakValueDictionary):
+        def setdefault(self, *given):
+            if not forms:
+                forms.append(None)
+                forms.extend(held(fbuf.State(**fields))[1] for fields in (one, other))
+            return super().setdefault(*given)
+
+    monkeypatch.setattr(flat_state, "_forms", Interrupted())
+    form = []
+    asking = threading.Thread(target=lambda: form.append(held(fbuf.State(**one))[1]), daemon=True)
+    asking.start()
+    asking.join(10)
+    assert form == forms[1:2]
+    assert forms[1] is not forms[2]
 
 
 def test_two_states_of_other_forms_differ_in_words():

@@ -508,7 +508,9 @@ MUTANTS = [
     *of(
         "dispatch/flat_state.py",
         ("if form is self else", "if True else", "door", ("test_resize.py", "smaller")),
-        ("form = _forms.get((structure, sampler))", "form = None", "door", ("test_flat_state.py", "lost")),
+        ("_forms.setdefault((structure, sampler), made)", "made", "door", ("test_flat_state.py", "lost")),
+        ("return form_of, (self.structure", "return Form, (self.structure", "door", ("test_flat_state.py", "has_the_form")),
+        ("threading.RLock()", "threading.Lock()", "door", ("test_flat_state.py", "amid")),
         ("GetAttrKey(_NAMES[first.idx])", "GetAttrKey(_NAMES[0])", "door", ("test_flat_state.py", "names_of_their")),
         ("donate_argnums=0 if donate else ()", "donate_argnums=()", "door", EAGER),
         ("self.programs.get((plain, donate))", "None", "door", ("test_flat_state.py", "programs")),
