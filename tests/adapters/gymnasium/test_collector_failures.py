@@ -167,6 +167,15 @@ def test_ctrl_c_between_an_add_and_its_result(monkeypatch):
     check_first(steps(state), 16, "same_step")
 
 
+def test_resets_that_a_failed_add_has_left_are_taken_again():
+    with Collector(vector(3, "next_step"), policy, chunk=8) as collector:
+        state = collector.collect(buffer(collector), 8)
+    dummy = np.ones(3, np.bool_)
+    for _ in range(2):
+        state = _chunk_writer._with_resets(dummy, state)
+    assert state.ring.open.resets is dummy
+
+
 def test_a_chunk_that_was_lost_leaves_no_hole(monkeypatch):
     with Collector(vector(3), policy, chunk=8) as collector:
         state = collector.collect(buffer(collector), 8)
