@@ -25,6 +25,7 @@ from fbuf_adapters.datasets import (
 from support.episodes import Episode, assert_holds, assert_same, episodes, flat
 
 import fbuf
+import fbuf.owner.owner
 from fbuf.host import HostStore, row_arrays
 
 CASTS = {"reward": "float32", "action": "int32"}
@@ -74,7 +75,7 @@ def test_one_program_adds_all_chunks(small_chunks, monkeypatch):
     sizes = []
     add = fbuf.add
     monkeypatch.setattr(
-        fbuf,
+        fbuf.owner.owner,
         "add",
         lambda state, items, **given: (
             sizes.append(len(given["mask"])) or add(state, items, **given)
