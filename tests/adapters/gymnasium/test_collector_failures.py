@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("gymnasium")
 
 import gymnasium
-from fbuf_adapters.gymnasium import Collector, CollectorError
+from fbuf_adapters.gymnasium import Collector, CollectorError, _chunk_writer
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from support.environments import Walk, policy, steps_in, steps_of, vector
 
