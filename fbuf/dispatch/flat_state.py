@@ -1,8 +1,8 @@
 """The node of JAX's trees that a state is: its arrays side by side, and its form.
 
 JAX takes a state apart for every call of a compiled function, and makes the state that the call
-returns anew. With a node for each part of a state this took up to a fifth of a step. So a state is
-one node, and holds the arrays that a call returns. Its fields are made when somebody looks. The
+returns anew. With a node for each part of a state, Python made a dozen objects. So a state is one
+node, and holds the arrays that a call returns. Its fields are made when somebody looks. The
 compiled functions of `fbuf` take and return the arrays themselves.
 """
 
