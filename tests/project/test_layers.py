@@ -106,6 +106,24 @@ def test_every_folder_is_on_the_map():
             assert path.name == "__init__.py" or f"`{path.name}`" in text, path
 
 
+ROOMS = ("crossing", "batches", "buffer")
+"""The folders of the adapter for PyTorch: each may import those before it."""
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_of_pytorch_imports_none_above_it(room):
+    folder = PACKAGE.parent / "adapters" / "fbuf_adapters" / "pytorch" / room
+    if not folder.exists():
+        pytest.skip("comes with a clone")
+    text = (PACKAGE / "README.md").read_text()
+    above = ROOMS[ROOMS.index(room) + 1 :]
+    for path in sorted(folder.glob("_*.py")):
+        words = path.read_text()
+        for other in above:
+            assert f"fbuf_adapters.pytorch.{other}" not in words, path.name
+        assert path.name == "__init__.py" or f"`{path.name}`" in text, path.name
+
+
 ADAPTERS = sorted((PACKAGE.parent / "adapters" / "fbuf_adapters").rglob("*.py"))
 PUBLIC = {"fbuf", "fbuf.host", "fbuf.sharded", "fbuf.adapter_api"}
 

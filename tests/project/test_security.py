@@ -12,7 +12,7 @@ RUNS_CODE = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib", "ru
 CALLS = {"eval", "exec", "compile", "__import__"}
 SENDS_FUNCTIONS = ("gymnasium", "ray")
 """Adapters that give functions to their own processes, by cloudpickle."""
-PICKLES = ("sb3/_pickles.py", "sb3/_checkpoint_callback.py", "pytorch/_copies.py")
+PICKLES = ("sb3/_pickles.py", "sb3/_checkpoint_callback.py", "pytorch/buffer/_copies.py")
 """Modules for files of Stable-Baselines3, which are pickles, and for what is in a pickle already:
 `SECURITY.md` names both."""
 

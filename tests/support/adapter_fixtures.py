@@ -39,7 +39,7 @@ def kind(request):
 def can_pin(monkeypatch):
     """As if there was a GPU to pin memory for."""
     import torch
-    from fbuf_adapters.pytorch import _delivery
+    from fbuf_adapters.pytorch.batches import _delivery
 
     class Pinned(torch.Tensor):
         """Pinning needs a GPU, so this only says so."""

@@ -9,7 +9,8 @@ from unittest import mock
 
 import jax
 import torch
-from fbuf_adapters.pytorch import _delivery, _dlpack, _inputs, _lifetime, _to_torch, _unpack
+from fbuf_adapters.pytorch.batches import _delivery
+from fbuf_adapters.pytorch.crossing import _dlpack, _inputs, _lifetime, _to_torch, _unpack
 
 
 class Stream:

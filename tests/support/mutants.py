@@ -958,31 +958,31 @@ MUTANTS = [
         ("room % more), turns]", "0), turns]", "seam", ENDS_ROOM),
     ),
     *of(
-        "../adapters/fbuf_adapters/pytorch/_end_room.py",
+        "../adapters/fbuf_adapters/pytorch/buffer/_end_room.py",
         ("        if left < 0:\n", "        if False:\n", "adapters", END_ROOM),
         ("        self._left = 0\n\n    def fits", "        pass\n\n    def fits", "adapters", END_ROOM),
         ("        self.counts = False\n", "", "adapters", END_ROOM),
         ("np.count_nonzero(ended & mask)", "np.count_nonzero(ended)", "adapters", END_ROOM),
     ),
     *of(
-        "../adapters/fbuf_adapters/pytorch/_containers.py",
+        "../adapters/fbuf_adapters/pytorch/crossing/_containers.py",
         ("(whole[key] if key else whole).names = names", "pass", "adapters", NESTED),
         ("nodes.get(path, around)", "nodes.get(path, ((), ()))", "adapters", NESTED),
     ),
     *of(
-        "../adapters/fbuf_adapters/pytorch/_copies.py",
+        "../adapters/fbuf_adapters/pytorch/buffer/_copies.py",
         ("        vars(self).update(saved.get(\"attributes\", {}))\n", "", "adapters", COPIED),
         ("_become(copy.deepcopy(self.__getstate__(), memo), ", "_become(self.__getstate__(), ", "adapters", COPIED),
         ("self._become(saved, \"end\")", "self._become(saved, \"keep\")", "adapters", ("test_ends.py", "anew")),
         ("copy.deepcopy(self.__getstate__(), memo), \"keep\")", "copy.deepcopy(self.__getstate__(), memo), \"end\")", "adapters", ("test_ends.py", "midst")),
     ),
     *of(
-        "../adapters/fbuf_adapters/pytorch/_from_state.py",
+        "../adapters/fbuf_adapters/pytorch/buffer/_from_state.py",
         ("name in options and options[name] != arguments[name]", "False", "adapters", COPIED),
         ("    owner.require(\"from_state\")\n", "", "adapters", COPIED),
     ),
     *of(
-        "../adapters/fbuf_adapters/pytorch/_words.py",
+        "../adapters/fbuf_adapters/pytorch/crossing/_words.py",
         ("if isinstance(getattr(fbuf, last, None), type) else said[begins.end() :]", "if True else said[begins.end() :]", "adapters", WORDED),
         ("        if begins is None:\n", "        if False:\n", "adapters", WORDED),
     ),
@@ -1595,7 +1595,7 @@ MUTANTS = [
         ("    ForkingPickler.register(kind, _refuse)", "    pass", "adapters", ("test_buffers.py", "no_other_process")),
     ),
     *of(
-        "../adapters/fbuf_adapters/pytorch/_backend.py",
+        "../adapters/fbuf_adapters/pytorch/buffer/_backend.py",
         ("        self._seen = leaves, state  # or the old one would keep its memory\n", "", "adapters", ("test_buffers.py", "replaced_no_memory")),
     ),
     *of(
@@ -1603,26 +1603,26 @@ MUTANTS = [
         ("        stays_in_process(cls)\n", "        pass\n", "adapters", ("test_buffers.py", "no_other_process")),
     ),
     *of(
-        "../adapters/fbuf_adapters/pytorch/_snapshot.py",
+        "../adapters/fbuf_adapters/pytorch/buffer/_snapshot.py",
         ("np.asarray(figures[\"key\"]).reshape(-1)[-1]", "0", "adapters", ("test_buffers.py", "without_a_seed")),
     ),
     *of(
-        "../adapters/fbuf_adapters/pytorch/_item.py",
+        "../adapters/fbuf_adapters/pytorch/crossing/_item.py",
         ("if more == {1} and not batch:", "if False:", "adapters", ("test_replay_buffer.py", "takes_one_item")),
         ("if more == {-1} and batch:", "if False:", "adapters", ("test_replay_buffer.py", "takes_one_item")),
     ),
     *of(
-        "../adapters/fbuf_adapters/pytorch/_listed.py",
+        "../adapters/fbuf_adapters/pytorch/crossing/_listed.py",
         ("if item is None and _is_batch(items, lead):", "if False:", "adapters", ("test_replay_buffer.py", "may_be_one_tree")),
         ("if leaf.shape != leaves[0].shape or", "if", "adapters", ("test_replay_buffer.py", "a_list_of_items")),
     ),
     *of(
-        "../adapters/fbuf_adapters/pytorch/_drawer.py",
+        "../adapters/fbuf_adapters/pytorch/batches/_drawer.py",
         ("make = functools.partial(_modes.under, context, make)", "pass", "adapters", ("test_buffers.py", "modes_of")),
         ("            with returned_batch():", "            if True:", "frames", ("test_frames_by_words.py", "crosses")),
     ),
     *of(
-        "../adapters/fbuf_adapters/pytorch/_modes.py",
+        "../adapters/fbuf_adapters/pytorch/batches/_modes.py",
         ("stack.enter_context(torch.inference_mode())", "pass", "adapters", ("test_buffers.py", "modes_of")),
         ("stack.enter_context(device)", "pass", "adapters", ("test_buffers.py", "default_device")),
         ("stack.enter_context(torch.autocast(kind, dtype=dtype, cache_enabled=cached))", "pass", "adapters", ("test_buffers.py", "modes_of")),
@@ -1650,7 +1650,7 @@ MUTANTS = [
         ("place = place[rows]\n", "place = place[rows] * 0\n", "adapters", ("test_host.py", "not_follow or restored_store")),
     ),
     *of(
-        "../adapters/fbuf_adapters/pytorch/_unpack.py",
+        "../adapters/fbuf_adapters/pytorch/crossing/_unpack.py",
         ("return free(leaf) if axis is None else _cut(leaf, size, axis)", "return leaf", "tensors", free("gpu")),
         ("return _dlpack.taken(to_dlpack(tensor))", "return tensor.view(tensor.shape)", "tensors", free("read or gpu")),
         ("        return np.array(array)\n", "        raise\n", "tensors", free("within_a_transform")),
@@ -1802,11 +1802,11 @@ MUTANTS = [
         ("one_number = (shape, wanted) == ((1,), ())", "one_number = True", "adapters", ("test_datasets.py", "axis_of_one")),
     ),
     *of(
-        "../adapters/fbuf_adapters/pytorch/_taken.py",
+        "../adapters/fbuf_adapters/pytorch/crossing/_taken.py",
         ("leaf if leaf.flags.writeable and fits else leaf.copy()", "leaf if fits else leaf.copy()", "adapters", ("test_taken.py", "numbers_are")),
     ),
     *of(
-        "../adapters/fbuf_adapters/pytorch/_reading.py",
+        "../adapters/fbuf_adapters/pytorch/buffer/_reading.py",
         ("torch.arange(found.start, found.stop, found.step) if found else torch.arange(0)", "torch.arange(found.start, found.stop, abs(found.step)) if found else torch.arange(0)", "adapters", ("test_taken.py", "backwards")),
     ),
     *of(
@@ -1846,13 +1846,13 @@ MUTANTS = [
         ("            if name in refused and", "            if False and", "adapters", ("test_taken.py", "cannot_be_set")),
     ),
     *of(
-        "../adapters/fbuf_adapters/pytorch/_taken.py",
+        "../adapters/fbuf_adapters/pytorch/crossing/_taken.py",
         ("dtype=_held(leaf, jnp.float32))", "dtype=torch.float32)", "adapters", ("test_taken.py", "cannot_hold")),
         ("leaf.flags.writeable and fits", "leaf.flags.writeable", "adapters", ("test_taken.py", "any_strides")),
         ("keeps = spec is None and not", "keeps = False and not", "adapters", ("test_taken.py", "keep_their_dtypes")),
     ),
     *of(
-        "../adapters/fbuf_adapters/pytorch/_listed.py",
+        "../adapters/fbuf_adapters/pytorch/crossing/_listed.py",
         ("    if type(items) is tuple and _several(items):", "    if False:", "adapters", ("test_taken.py", "tuple_of")),
     ),
     *of(
@@ -1872,21 +1872,21 @@ MUTANTS = [
         ("return _all_bits(state), full & ~can", "return _all_bits(state), full", "mask", ("test_windows.py", "lost_their")),
     ),
     *of(
-        "../adapters/fbuf_adapters/pytorch/_contents.py",
+        "../adapters/fbuf_adapters/pytorch/buffer/_contents.py",
         ("drawn_seed() if spec.seed is None else int(spec.seed)", "0 if spec.seed is None else int(spec.seed)", "adapters", ("test_buffers.py", "without_a_seed")),
         ("if state.fault is backend.fault:", "if False:", "adapters", ("test_buffers.py", "same_arrays")),
     ),
     *of(
-        "../adapters/fbuf_adapters/pytorch/_writer.py",
+        "../adapters/fbuf_adapters/pytorch/buffer/_writer.py",
         ("if name != \"alpha\" and getattr(value, \"ndim\", 0) > lead:", "if False:", "adapters", ("test_replay_buffer.py", "flags_of_several")),
     ),
     *of(
-        "../adapters/fbuf_adapters/pytorch/_delivery.py",
+        "../adapters/fbuf_adapters/pytorch/batches/_delivery.py",
         ("            if batch is None:", "            if False:", "adapters", ("test_buffers.py", "returns_nothing")),
         ("free(leaf.reshape((*lead, *leaf.shape[1:])))", "leaf.reshape((*lead, *leaf.shape[1:]))", "tensors", free("read")),
     ),
     *of(
-        "../adapters/fbuf_adapters/pytorch/_writer.py",
+        "../adapters/fbuf_adapters/pytorch/buffer/_writer.py",
         ("_taken.as_tensors(next_observation, observed)", "_taken.as_tensors(next_observation)", "adapters", ("test_taken.py", "cannot_hold")),
     ),
     *of(
@@ -1913,7 +1913,7 @@ MUTANTS = [
         ("            mask.copy(),", "            mask,", "adapters", ("test_numpy_draws.py", "own")),
     ),
     *of(
-        "../adapters/fbuf_adapters/pytorch/_numpy_draws.py",
+        "../adapters/fbuf_adapters/pytorch/batches/_numpy_draws.py",
         ("found.key is not asked.key", "False", "adapters", ("test_numpy_draws.py", "saved_run")),
         ("stack([turn[0] + (low == 0).astype(jnp.uint32), low])", "stack([turn[0], low])", "adapters", ("test_numpy_draws.py", "in_turn")),
         ("        if last != total:", "        if last is None:", "adapters", ("test_numpy_draws.py", "those_of_sample")),
@@ -2100,7 +2100,7 @@ MUTANTS = [
     ),
     *of("mesh/call.py", ("leaf, Expected(spec.dtype))", "leaf, Expected())", "checks", ("test_intact.py", "mesh"))),
     *of(
-        "../adapters/fbuf_adapters/pytorch/_snapshot.py",
+        "../adapters/fbuf_adapters/pytorch/buffer/_snapshot.py",
         ("ahead = [_renamed(batch, tag - figures.get(\"tag\", 0)) for batch in ahead]", "pass", "identity", ("test_ids_after_a_load.py", "")),
     ),
     *of(

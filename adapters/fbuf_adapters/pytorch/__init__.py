@@ -15,12 +15,12 @@ except ModuleNotFoundError as _error:
     raise ImportError('fbuf_adapters.pytorch needs PyTorch: pip install "fbuf[torch]"') from _error
 
 from fbuf.adapter_api import opaque_all as _opaque_all
-from fbuf_adapters.pytorch._add import add_from_torch as add_from_torch
-from fbuf_adapters.pytorch._callback import callback as callback
-from fbuf_adapters.pytorch._error import InteropError as InteropError
-from fbuf_adapters.pytorch._from_torch import from_torch as from_torch
 from fbuf_adapters.pytorch._replay_buffer import ReplayBuffer as ReplayBuffer
-from fbuf_adapters.pytorch._to_torch import to_torch as to_torch
+from fbuf_adapters.pytorch.crossing._add import add_from_torch as add_from_torch
+from fbuf_adapters.pytorch.crossing._callback import callback as callback
+from fbuf_adapters.pytorch.crossing._error import InteropError as InteropError
+from fbuf_adapters.pytorch.crossing._from_torch import from_torch as from_torch
+from fbuf_adapters.pytorch.crossing._to_torch import to_torch as to_torch
 
 __all__ = ["InteropError", "ReplayBuffer", "add_from_torch", "callback", "from_torch", "to_torch"]
 __dir__ = __all__.copy  # `dir` shows the public names alone

@@ -24,12 +24,14 @@ from fbuf.adapter_api import (
     stays_in_process,
 )
 from fbuf.host import HostStore
-from fbuf_adapters.pytorch import _from_state, _into, _modes, _reading, _snapshot, _tensors
-from fbuf_adapters.pytorch._contents import Contents
-from fbuf_adapters.pytorch._copies import Copied
 from fbuf_adapters.pytorch._spec import Spec, of_host, where
-from fbuf_adapters.pytorch._words import OF_TENSORS
-from fbuf_adapters.pytorch._writer import Writer
+from fbuf_adapters.pytorch.batches import _into, _modes
+from fbuf_adapters.pytorch.buffer import _from_state, _reading, _snapshot
+from fbuf_adapters.pytorch.buffer._contents import Contents
+from fbuf_adapters.pytorch.buffer._copies import Copied
+from fbuf_adapters.pytorch.buffer._writer import Writer
+from fbuf_adapters.pytorch.crossing import _tensors
+from fbuf_adapters.pytorch.crossing._words import OF_TENSORS
 
 
 @OF_TENSORS

@@ -13,8 +13,8 @@ import torch
 
 from fbuf.adapter_api import BufferSpec, Sampler, View, check, local_path, warn
 from fbuf.host import HostStore
-from fbuf_adapters.pytorch import _tensors
-from fbuf_adapters.pytorch._error import InteropError
+from fbuf_adapters.pytorch.crossing import _tensors
+from fbuf_adapters.pytorch.crossing._error import InteropError
 
 NAME = "ReplayBuffer"
 

@@ -13,7 +13,7 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.preprocessing import get_action_dim, get_obs_shape
 
-from fbuf_adapters.pytorch import _dtypes
+from fbuf_adapters.pytorch.crossing import _dtypes
 
 Array = np.ndarray[Any, Any]
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from fbuf_adapters.pytorch import _dtypes
+from fbuf_adapters.pytorch.crossing import _dtypes
 
 
 class JaxTensor:

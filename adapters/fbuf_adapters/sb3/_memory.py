@@ -27,9 +27,9 @@ from fbuf.adapter_api import (
     uninterrupted,
     warn,
 )
-from fbuf_adapters.pytorch import _packed
-from fbuf_adapters.pytorch._backend import Backend
-from fbuf_adapters.pytorch._unpack import Unpack
+from fbuf_adapters.pytorch.buffer._backend import Backend
+from fbuf_adapters.pytorch.crossing import _packed
+from fbuf_adapters.pytorch.crossing._unpack import Unpack
 from fbuf_adapters.sb3 import _loaded as loaded
 from fbuf_adapters.sb3._checks import WHERE
 from fbuf_adapters.sb3._columns import Array, map_columns

@@ -11,8 +11,8 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 import fbuf
-from fbuf_adapters.pytorch._containers import Nodes, built
-from fbuf_adapters.pytorch._unpack import free
+from fbuf_adapters.pytorch.crossing._containers import Nodes, built
+from fbuf_adapters.pytorch.crossing._unpack import free
 from fbuf_adapters.tensordict import _leaves
 from fbuf_adapters.tensordict._leaves import Form, Leaves
 from fbuf_adapters.tensordict._nodes import nodes_of_batch

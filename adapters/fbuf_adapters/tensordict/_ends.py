@@ -10,7 +10,7 @@ import torch
 
 import fbuf
 from fbuf_adapters.pytorch import InteropError
-from fbuf_adapters.pytorch._backend import Backend
+from fbuf_adapters.pytorch.buffer._backend import Backend
 from fbuf_adapters.tensordict._codec import NAME
 from fbuf_adapters.tensordict._leaves import WIDE, Form, Leaves, Path, path_of
 

@@ -15,9 +15,10 @@ from tensordict import (
 )
 
 import fbuf
-from fbuf_adapters.pytorch import InteropError, _dtypes
-from fbuf_adapters.pytorch._containers import Nodes, Path
-from fbuf_adapters.pytorch._unpack import free
+from fbuf_adapters.pytorch import InteropError
+from fbuf_adapters.pytorch.crossing import _dtypes
+from fbuf_adapters.pytorch.crossing._containers import Nodes, Path
+from fbuf_adapters.pytorch.crossing._unpack import free
 
 Leaves = dict[Path, torch.Tensor]
 """Tensors by key."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import fbuf
-from fbuf_adapters.pytorch._containers import Axes, Nodes, Path
+from fbuf_adapters.pytorch.crossing._containers import Axes, Nodes, Path
 
 
 def nodes_of_batch(view: Any, nodes: Nodes) -> Nodes:

@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDictBase
 
 from fbuf.adapter_api import Episodes
-from fbuf_adapters.pytorch._containers import described, restored
+from fbuf_adapters.pytorch.crossing._containers import described, restored
 
 Pending = tuple[list[int], str, dict[str, Any], list[Any]] | None
 """The batch size, the device, the content and the axes of pending rows, as `torch.load` reads them.

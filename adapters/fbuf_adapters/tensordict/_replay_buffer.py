@@ -24,8 +24,10 @@ from fbuf.adapter_api import (
     stays_in_process,
 )
 from fbuf.host import HostStore
-from fbuf_adapters.pytorch import InteropError, ReplayBuffer, _from_state, _listed, _reading
-from fbuf_adapters.pytorch._copies import Copied
+from fbuf_adapters.pytorch import InteropError, ReplayBuffer
+from fbuf_adapters.pytorch.buffer import _from_state, _reading
+from fbuf_adapters.pytorch.buffer._copies import Copied
+from fbuf_adapters.pytorch.crossing import _listed
 from fbuf_adapters.tensordict import _leaves, _slices, _snapshot, _torchrl_names
 from fbuf_adapters.tensordict._codec import NAME, NOTHING, Codec, NothingToDraw
 from fbuf_adapters.tensordict._ends import Ends

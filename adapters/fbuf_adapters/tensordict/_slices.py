@@ -15,7 +15,7 @@ import torch
 from tensordict import TensorDictBase
 
 import fbuf
-from fbuf_adapters.pytorch._unpack import free
+from fbuf_adapters.pytorch.crossing._unpack import free
 from fbuf_adapters.tensordict._leaves import Form, Path, path_of, restored
 
 MASK = ("collector", "mask")

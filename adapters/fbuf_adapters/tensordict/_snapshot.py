@@ -11,7 +11,9 @@ import torch
 
 import fbuf
 from fbuf.adapter_api import Episodes
-from fbuf_adapters.pytorch import ReplayBuffer, _containers, _snapshot
+from fbuf_adapters.pytorch import ReplayBuffer
+from fbuf_adapters.pytorch.buffer import _snapshot
+from fbuf_adapters.pytorch.crossing import _containers
 from fbuf_adapters.tensordict import _pending
 from fbuf_adapters.tensordict._codec import NAME, Codec
 from fbuf_adapters.tensordict._leaves import Form

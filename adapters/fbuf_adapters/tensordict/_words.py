@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fbuf_adapters.pytorch._words import OF_TENSORS, Words
+from fbuf_adapters.pytorch.crossing._words import OF_TENSORS, Words
 from fbuf_adapters.tensordict._codec import NAME
 
 _ITEMS = {"items": "data", "item": "data"}

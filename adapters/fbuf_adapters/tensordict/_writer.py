@@ -10,8 +10,8 @@ from tensordict import TensorDictBase
 
 import fbuf
 from fbuf_adapters.pytorch import InteropError, ReplayBuffer
-from fbuf_adapters.pytorch._containers import nodes_of
-from fbuf_adapters.pytorch._sizes import next_step
+from fbuf_adapters.pytorch.batches._sizes import next_step
+from fbuf_adapters.pytorch.crossing._containers import nodes_of
 from fbuf_adapters.tensordict import _leaves, _slices
 from fbuf_adapters.tensordict._codec import NAME, Codec
 from fbuf_adapters.tensordict._ends import Ends

@@ -85,7 +85,7 @@ class Packing:
     def unpack(self, tensors: list[Any], way: str) -> list[list[Any]]:
         """Return the leaves of each batch, by one split of each packed tensor."""
         import torch
-        from fbuf_adapters.pytorch import _dtypes
+        from fbuf_adapters.pytorch.crossing import _dtypes
 
         split: Any = torch.split_with_sizes_copy if way == COPIED else torch.unsafe_split_with_sizes
         found: list[list[Any]] = [[None] * len(self._shapes) for _ in range(self.times)]

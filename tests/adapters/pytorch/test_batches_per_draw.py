@@ -17,7 +17,8 @@ import fbuf
 
 torch = pytest.importorskip("torch")
 
-from fbuf_adapters.pytorch import ReplayBuffer, _lifetime, _to_torch, _unpack  # noqa: E402 (after the skip)
+from fbuf_adapters.pytorch import ReplayBuffer  # noqa: E402 (after the skip)
+from fbuf_adapters.pytorch.crossing import _lifetime, _to_torch, _unpack  # noqa: E402 (after the skip)
 from support.buffers import BATCH, KINDS, PAIRS, assert_same, bits, rows  # noqa: E402
 from support.emulated_gpu import Stream, emulated_gpu  # noqa: E402
 from support.reentry import call_at_line  # noqa: E402

@@ -30,7 +30,8 @@ from fbuf.checkpoint import manifest
 
 torch = pytest.importorskip("torch")
 
-from fbuf_adapters.pytorch import InteropError, _modes  # noqa: E402 (after the skip)
+from fbuf_adapters.pytorch import InteropError  # noqa: E402 (after the skip)
+from fbuf_adapters.pytorch.batches import _modes  # noqa: E402 (after the skip)
 from support.buffers import (  # noqa: E402 (after the skip)
     BATCH,
     CAPACITY,

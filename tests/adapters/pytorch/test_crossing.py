@@ -21,18 +21,8 @@ import fbuf
 
 torch = pytest.importorskip("torch")
 
-from fbuf_adapters.pytorch import (  # noqa: E402 (after the skip)
-    InteropError,
-    ReplayBuffer,
-    _dlpack,
-    _inputs,
-    _lifetime,
-    _tensors,
-    _to_torch,
-    add_from_torch,
-    from_torch,
-    to_torch,
-)
+from fbuf_adapters.pytorch import InteropError, ReplayBuffer, add_from_torch, from_torch, to_torch  # noqa: E402 (after the skip)
+from fbuf_adapters.pytorch.crossing import _dlpack, _inputs, _lifetime, _tensors, _to_torch  # noqa: E402 (after the skip)
 from support.buffers import (  # noqa: E402 (after the skip)
     BATCH,
     DEVICE,

@@ -14,17 +14,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from fbuf_adapters.pytorch import (  # noqa: E402 (after the skip)
-    InteropError,
-    ReplayBuffer,
-    _dlpack,
-    _dtypes,
-    _from_torch,
-    _lifetime,
-    add_from_torch,
-    from_torch,
-    to_torch,
-)
+from fbuf_adapters.pytorch import InteropError, ReplayBuffer, add_from_torch, from_torch, to_torch  # noqa: E402 (after the skip)
+from fbuf_adapters.pytorch.crossing import _dlpack, _dtypes, _from_torch, _lifetime  # noqa: E402 (after the skip)
 from support.emulated_gpu import emulated_gpu  # noqa: E402
 
 import fbuf  # noqa: E402

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from fbuf_adapters.pytorch import _drawer
+from fbuf_adapters.pytorch.batches import _drawer
 
 import fbuf
 

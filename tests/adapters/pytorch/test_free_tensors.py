@@ -19,13 +19,9 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("tensordict")
 
-from fbuf_adapters.pytorch import (  # noqa: E402 (after the skip)
-    ReplayBuffer,
-    _numpy_draws,
-    _packed,
-    _unpack,
-    to_torch,
-)
+from fbuf_adapters.pytorch import ReplayBuffer, to_torch  # noqa: E402 (after the skip)
+from fbuf_adapters.pytorch.batches import _numpy_draws  # noqa: E402 (after the skip)
+from fbuf_adapters.pytorch.crossing import _packed, _unpack  # noqa: E402 (after the skip)
 from fbuf_adapters.tensordict import TensorDictReplayBuffer  # noqa: E402
 from support.buffers import DEVICE  # noqa: E402
 from tensordict import TensorDict, TensorDictBase  # noqa: E402

@@ -15,12 +15,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from fbuf_adapters.pytorch import (  # noqa: E402 (after the skip)
-    ReplayBuffer,
-    _dlpack,
-    _handed_ids,
-    _lifetime,
-)
+from fbuf_adapters.pytorch import ReplayBuffer  # noqa: E402 (after the skip)
+from fbuf_adapters.pytorch.batches import _handed_ids  # noqa: E402 (after the skip)
+from fbuf_adapters.pytorch.crossing import _dlpack, _lifetime  # noqa: E402 (after the skip)
 from support.emulated_gpu import emulated_gpu  # noqa: E402
 
 import fbuf  # noqa: E402

@@ -23,8 +23,8 @@ from support.reentry import call_at_line
 torch = pytest.importorskip("torch")
 
 from fbuf_adapters.pytorch import ReplayBuffer  # noqa: E402 (after the skip)
-from fbuf_adapters.pytorch._batch_stream import Drawn  # noqa: E402 (after the skip)
 from fbuf_adapters.pytorch._spec import Spec  # noqa: E402 (after the skip)
+from fbuf_adapters.pytorch.batches._batch_stream import Drawn  # noqa: E402 (after the skip)
 
 import fbuf  # noqa: E402 (after the skip)
 from fbuf.runtime import interrupts, thread  # noqa: E402 (after the skip)

@@ -12,12 +12,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from fbuf_adapters.pytorch import (  # noqa: E402 (after the skip)
-    ReplayBuffer,
-    _numpy_draws,
-    to_torch,
-)
-from fbuf_adapters.pytorch._drawer import Numbered  # noqa: E402 (after the skip)
+from fbuf_adapters.pytorch import ReplayBuffer, to_torch  # noqa: E402 (after the skip)
+from fbuf_adapters.pytorch.batches import _numpy_draws  # noqa: E402 (after the skip)
+from fbuf_adapters.pytorch.batches._drawer import Numbered  # noqa: E402 (after the skip)
 from support.buffers import assert_same  # noqa: E402 (after the skip)
 
 import fbuf  # noqa: E402 (after the skip)

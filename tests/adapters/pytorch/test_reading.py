@@ -11,7 +11,7 @@ pytest.importorskip("tensordict")
 pytest.importorskip("torchrl")
 
 import numpy as np  # noqa: E402 (after the skip)
-from fbuf_adapters.pytorch import _reading  # noqa: E402 (after the skip)
+from fbuf_adapters.pytorch.buffer import _reading  # noqa: E402 (after the skip)
 from fbuf_adapters.tensordict import TensorDictReplayBuffer  # noqa: E402 (after the skip)
 from tensordict import TensorDict  # noqa: E402 (after the skip)
 from torchrl.data import LazyTensorStorage  # noqa: E402 (after the skip)

@@ -21,12 +21,9 @@ import fbuf
 
 torch = pytest.importorskip("torch")
 
-from fbuf_adapters.pytorch import (  # noqa: E402 (after the skip)
-    InteropError,
-    ReplayBuffer,
-    _numpy_draws,
-    _unpack,
-)
+from fbuf_adapters.pytorch import InteropError, ReplayBuffer  # noqa: E402 (after the skip)
+from fbuf_adapters.pytorch.batches import _numpy_draws  # noqa: E402 (after the skip)
+from fbuf_adapters.pytorch.crossing import _unpack  # noqa: E402 (after the skip)
 from support.buffers import (  # noqa: E402 (after the skip)
     BATCH,
     CAPACITY,

@@ -14,12 +14,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from fbuf_adapters.pytorch import (  # noqa: E402 (after the skip)
-    InteropError,
-    ReplayBuffer,
-    _into,
-)
-from fbuf_adapters.pytorch._tree import map_tensors  # noqa: E402 (after the skip)
+from fbuf_adapters.pytorch import InteropError, ReplayBuffer  # noqa: E402 (after the skip)
+from fbuf_adapters.pytorch.batches import _into  # noqa: E402 (after the skip)
+from fbuf_adapters.pytorch.crossing._tree import map_tensors  # noqa: E402 (after the skip)
 
 import fbuf  # noqa: E402 (after the skip)
 

@@ -7,7 +7,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from fbuf_adapters.pytorch import ReplayBuffer, _sizes, _time_major  # noqa: E402 (after the skip)
+from fbuf_adapters.pytorch import ReplayBuffer  # noqa: E402 (after the skip)
+from fbuf_adapters.pytorch.batches import _sizes  # noqa: E402 (after the skip)
+from fbuf_adapters.pytorch.crossing import _time_major  # noqa: E402 (after the skip)
 from support.buffers import EXACT, assert_same, priorities  # noqa: E402 (after the skip)
 
 import fbuf  # noqa: E402 (after the skip)

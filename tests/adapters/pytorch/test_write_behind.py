@@ -19,7 +19,8 @@ import fbuf
 
 torch = pytest.importorskip("torch")
 
-from fbuf_adapters.pytorch import ReplayBuffer, _drawer, _spec  # noqa: E402 (after the skip)
+from fbuf_adapters.pytorch import ReplayBuffer, _spec  # noqa: E402 (after the skip)
+from fbuf_adapters.pytorch.batches import _drawer  # noqa: E402 (after the skip)
 from support.buffers import BATCH, KINDS, assert_same, bits, rows  # noqa: E402
 from support.emulated_gpu import emulated_gpu  # noqa: E402
 from support.reentry import call_at_line  # noqa: E402

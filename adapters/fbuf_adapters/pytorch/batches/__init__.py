@@ -1,0 +1,1 @@
+"""The way of a batch: drawn by a program or by NumPy, and delivered as tensors."""

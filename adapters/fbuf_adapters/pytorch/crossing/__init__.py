@@ -1,0 +1,1 @@
+"""The way between tensors and arrays of JAX, in both directions."""
