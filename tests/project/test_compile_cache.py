@@ -1,4 +1,4 @@
-"""Programs of fbuf are found in JAX's persistent cache by other processes, and from other clones."""
+"""Programs of fbuf are found in JAX's persistent cache by other processes and other clones."""
 
 from __future__ import annotations
 
