@@ -96,15 +96,16 @@ def test_rows_are_those_of_the_array(
 
 
 @pytest.mark.parametrize(
-    ("dtype", "shape"),
+    "field",
     few(
         [("uint8", SHORT), ("bfloat16", SHORT), *((dtype, WHOLE) for dtype in [*NARROW, *OTHERS])],
         *(("bfloat16", SHORT), ("bfloat16", WHOLE), ("uint8", WHOLE)),
     ),
 )
 def test_a_drawn_batch_has_the_rows_that_were_added(
-    dtype: str, shape: tuple[int, ...], words: list[Any]
+    field: tuple[str, tuple[int, ...]], words: list[Any]
 ) -> None:
+    dtype, shape = field
     state = filled(dtype, shape, 9)
     batch = fbuf.sample(state, jax.random.key(1), 16, view=fbuf.Item())
     expected = np.asarray(random_rows(dtype, shape, 9))[np.asarray(batch.data["at"])]  # NaNs, too
