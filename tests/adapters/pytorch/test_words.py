@@ -236,6 +236,7 @@ def test_misuse(method, of, arguments, options, said):
     told = str(raised.value.args[0] if raised.value.args else raised.value)
     name = TENSORS if kind is ReplayBuffer else DICTS
     assert told.startswith(f"{name}.{method}: "), told
+    assert told.count(f"{name}.{method}: ") == 1, told
     assert re.search(said, told), told
     rest = told.removeprefix(f"{name}.{method}: ").replace("fbuf_adapters", "")
     rest = rest.replace("fbuf.ids_at(buffer.state, ", "")  # which takes the state of a buffer
