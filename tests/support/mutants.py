@@ -1470,7 +1470,7 @@ MUTANTS = [
     *of(
         "xla/platform.py",
         ("    return default(*leaves)\n\n\nbatching", "    return cpu(*leaves)\n\n\nbatching", "platform", ("test_platform.py", "loops")),
-        ("_BatchedForm(form, in_axes, batched) for name, form in", "_BatchedForm(cpu, in_axes, batched) for name, form in", "platform", ("test_platform.py", "vmap")),
+        ("_BatchedForm(form, in_axes, batched) for name, form in", "_BatchedForm(cpu, in_axes, batched) for name, form in", "platform", ("test_platform.py", "may_have")),
         ("flat(gpu or default))", "flat(default))", "platform", ("test_platform.py", "own")),
         ("with jax.sharding.use_abstract_mesh(self._mesh):", "if True:", "platform", ("test_platform.py", "alone or mesh")),
         ("(cpu if _lie_on_cpu(leaves) else default)(*leaves)", "default(*leaves)", "platform", ("test_platform.py", "without_jit")),
@@ -1737,7 +1737,6 @@ MUTANTS = [
     ),
     *of(
         "../adapters/fbuf_adapters/gymnasium/_chunk_writer.py",
-        ("        envs = jax.device_put(envs, before.sharding)\n", "        pass\n", "adapters", ("test_collector_buffers.py", "leaves_the_whole")),
     ),
     *of(
         "storage/left_off.py",
@@ -1753,7 +1752,7 @@ MUTANTS = [
     *of(
         "../adapters/fbuf_adapters/gymnasium/_chunk_writer.py",
         ("ended = known(self._changed(owner), wait=owner.in_place)", "ended = None", "writers", ("test_several_writers.py", "two_collectors")),
-        ("            self._left.note(owner.index.ring.cursor)\n", "", "writers", ("test_several_writers.py", "adds_no_row")),
+        ("            self._left.note(owner.index.ring.cursor)\n", "", "writers", ("test_several_writers.py", "second_buffer")),
     ),
     *of(
         "../adapters/fbuf_adapters/_scanned.py",
@@ -1914,7 +1913,7 @@ MUTANTS = [
     ),
     *of(
         "../adapters/fbuf_adapters/pytorch/batches/_numpy_draws.py",
-        ("found.key is not asked.key", "False", "adapters", ("test_numpy_draws.py", "saved_run")),
+        ("found.key is not asked.key", "False", "adapters", ("test_numpy_draws.py", "another_key")),
         ("stack([turn[0] + (low == 0).astype(jnp.uint32), low])", "stack([turn[0], low])", "adapters", ("test_numpy_draws.py", "in_turn")),
         ("        if last != total:", "        if last is None:", "adapters", ("test_numpy_draws.py", "those_of_sample")),
     ),

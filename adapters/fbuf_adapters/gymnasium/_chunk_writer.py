@@ -165,9 +165,5 @@ def _padded(array: np.ndarray[Any, Any], size: int) -> np.ndarray[Any, Any]:
 
 def _with_resets(envs: Any, state: Any) -> Any:
     """Return a state with a dummy as the next row of these environments."""
-    before = state.ring.open.resets
-    # An add that failed has left an array of NumPy.
-    if isinstance(getattr(before, "sharding", None), jax.NamedSharding):
-        envs = jax.device_put(envs, before.sharding)
     opened = dataclasses.replace(state.ring.open, resets=envs)
     return dataclasses.replace(state, ring=dataclasses.replace(state.ring, open=opened))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import types
 from typing import Any
 
 import jax
@@ -253,6 +254,21 @@ def test_a_saved_run_goes_on_amid_the_bits():
     other.load_state_dict(saved, episodes="keep")
     for data in wanted:
         assert_same(other.sample(5).data, data)
+
+
+def test_another_key_has_bits_of_its_own():
+    """The objects of a loaded run may share the draws of the run before."""
+    draws = object.__new__(_numpy_draws.NumpyDraws)
+    draws._kind, draws._bits = "threefry2x32", {}
+    draws._calls = lambda program, call: call()
+    one, other = (
+        types.SimpleNamespace(batch_size=5, key=jax.random.key_data(jax.random.key(seed)))
+        for seed in (0, 1)
+    )
+    slots = [
+        draws._bits_of(asked, Numbered(3)).slots(3, 5, 1000).tolist() for asked in (one, other, one)
+    ]
+    assert slots[0] == slots[2] != slots[1]
 
 
 def test_rows_are_whole_while_another_thread_writes():
