@@ -1752,7 +1752,7 @@ MUTANTS = [
     *of(
         "../adapters/fbuf_adapters/gymnasium/_chunk_writer.py",
         ("ended = known(self._changed(owner), wait=owner.in_place)", "ended = None", "writers", ("test_several_writers.py", "two_collectors")),
-        ("            self._left.note(owner.index.ring.cursor)\n", "", "writers", ("test_several_writers.py", "second_buffer")),
+        ("            self._left.note(owner.index.ring.cursor)\n", "", "writers", ("test_several_writers.py", "popped_queue")),
     ),
     *of(
         "../adapters/fbuf_adapters/_scanned.py",
