@@ -33,7 +33,7 @@ def fails(call: Callable[[], object]) -> None:
     try:
         call()
     except (MemoryError, RuntimeError) as error:
-        said = str(error).lower()
+        said = f"{type(error).__name__}: {error}".lower()  # NumPy says it in the name alone
     else:
         said = "there was memory enough"
     finally:
