@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fbuf.storage.episodes import Spans, spans
-from fbuf.storage.ring import CUT, DUMMY, ENDS, REMOVED, UNFINISHED, Ring
+from fbuf.storage.ring import CUT, DUMMY, ENDS, NEXT_BEGINS, REMOVED, UNFINISHED, Ring
 
 
 class Lane(NamedTuple):
@@ -36,9 +36,7 @@ class Lane(NamedTuple):
 
 def stored_lanes(ring: Ring) -> Iterator[Lane]:
     """Yield the stored rows of each lane. O(N) time and memory, on the host."""
-    # Copies: a view of the buffer's own memory would prevent writes to the buffer.
-    flags = jax.device_get(jnp.copy(ring.flags))
-    cursor = jax.device_get(jnp.copy(ring.cursor)).astype(np.int64)[:3]
+    flags, cursor = _on_host(ring)
     for lane in range(ring.lanes):
         head, lap, stored = cursor[:, lane % ring.heads].tolist()
         places = np.arange(lane // ring.heads, stored, ring.lanes // ring.heads)
@@ -47,6 +45,25 @@ def stored_lanes(ring: Ring) -> Iterator[Lane]:
         overwritten = stored == ring.head_capacity and (lap, head) != (1, 0)
         own = flags[slots]
         yield Lane(slots, own, _spans(own, own & DUMMY > 0, overwritten))
+
+
+def may_have_open_episodes(ring: Ring) -> bool:
+    """Return whether any lane has an episode to end, or more to end than flags tell. O(N) bytes."""
+    if ring.writes is not None:
+        return False
+    if ring.open is not None:  # it also has the resets that are due
+        return True
+    flags, (head, _, stored) = _on_host(ring)
+    offset = (head - ring.lanes_per_head) % ring.head_capacity
+    newest = flags[offset * ring.heads + np.arange(ring.lanes)]
+    return bool(((newest & NEXT_BEGINS == 0) & (stored > 0)).any())
+
+
+def _on_host(ring: Ring) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Return the flags, and the heads, laps and counts of rows: int64 `[3, heads]`."""
+    # Copies: a view of the buffer's own memory would prevent writes to the buffer.
+    cursor = jax.device_get(jnp.copy(ring.cursor)).astype(np.int64)
+    return jax.device_get(jnp.copy(ring.flags)), cursor[:3]
 
 
 def _spans(flags: np.ndarray[Any, Any], outside: np.ndarray[Any, Any], overwritten: bool) -> Spans:

@@ -20,12 +20,13 @@ import numpy as np
 import pytest
 import tqdm
 from jax import lax
-from support import restored
+from support import compiles, restored
 from support.interrupt import interrupted
 
 import fbuf
 from fbuf.checkpoint import compact, deletable, lineage, manifest, signed_json, writer
 from fbuf.storage import tags
+from fbuf.storage.stored_lanes import may_have_open_episodes
 
 SWEEP = pytest.mark.sweep
 REWRITES = "ignore:fbuf.save. (all rows are written|the newest checkpoint .* has more rows)"
@@ -1116,6 +1117,33 @@ def test_a_loaded_buffer_ends_its_open_episodes(tmp_path):
     assert 9 in np.asarray(batch.data.item)  # environments that were restored go on
     with pytest.raises(ValueError, match=r"fbuf\.load: episodes must be"):
         fbuf.load(tmp_path, episodes="reset")
+
+
+@pytest.mark.parametrize("lockstep", [True, False])
+@pytest.mark.parametrize("steps", [0, 1, 5, 8, 11])
+def test_a_load_without_an_open_episode_compiles_no_program_for_it(tmp_path, steps, lockstep):
+    """The newest row of every environment is looked at on the host."""
+    state = fbuf.init(jnp.int32(0), 16, num_envs=2, lockstep=lockstep)
+    if steps:
+        last = np.broadcast_to(np.arange(steps) == steps - 1, (2, steps))
+        state = fbuf.add(state, np.zeros((2, steps), np.int32), terminated=last)
+    state = fbuf.save(tmp_path / "ended", state)
+    programs = {}
+    for episodes in ("keep", "end"):
+        jax.clear_caches()
+        with compiles.counted() as programs[episodes]:
+            loaded = fbuf.load(tmp_path / "ended", episodes=episodes).state
+    assert set(programs["end"]) - set(programs["keep"]) <= {"jit(copy)"}
+    same(loaded, restored.load(tmp_path / "ended").state)
+    assert not may_have_open_episodes(loaded.ring)
+    if not lockstep:
+        for lane in ([True, False], [False, True]):
+            mask = np.array(lane)[:, None]
+            state = fbuf.add(loaded, np.ones((2, 1), np.int32), mask=mask, donate=False)
+            assert may_have_open_episodes(state.ring)
+    state = fbuf.add(loaded, np.ones((2, 1), np.int32), terminated=np.array([[True], [False]]))
+    assert may_have_open_episodes(state.ring)
+    assert not may_have_open_episodes(fbuf.end_episode(state).ring)
 
 
 @pytest.mark.sweep

@@ -1,4 +1,4 @@
-"""Draw texts to read once: `python -m tests.support.english_sample SEED`.
+"""Draw texts to read once: `cd tests; python -m support.english_sample SEED`.
 
 A pattern finds no sentence whose noun is missing; a reader does. `tests/README.md` has the seeds
 that were read, and how many of the sixty texts had to be read twice.

@@ -472,7 +472,8 @@ MUTANTS = [
     ),
     *of(
         "ops/load.py",
-        ('cut_episodes(found.state) if episodes == "end"', 'found.state if episodes == "end"', "episode end", ("test_save.py", "open_episodes")),
+        ('if episodes == "end" and may_have_open_episodes(state.ring):', "if False:", "episode end", ("test_save.py", "open_episodes")),
+        ('if episodes == "end" and may_have_open_episodes(state.ring):', 'if episodes == "end":', "compile", ("test_save.py", "compiles_no_program")),
         ('    check.choice("load", "episodes", episodes, get_args(Episodes))\n', "", "door", ("test_save.py", "open_episodes")),
     ),
     *of(
