@@ -1939,6 +1939,10 @@ MUTANTS = [
     ),
     *of(
         f"{SB3}/_memory.py",
+        ("        _check_all_there(state)\n        found", "        found", "seam", ("test_sb3.py", "could_be_removed")),
+        ("        _check_all_there(state)\n        vars", "        vars", "seam", ("test_sb3.py", "could_be_removed")),
+        (", removable=state.ring.removable)", ")", "disk", ("test_sb3.py", "could_be_removed")),
+        (" or (\n            state.capacity != self.spec.capacity\n        ):", ":", "disk", ("test_sb3.py", "saved_and_loaded")),
         ("        self._let_go()\n        leaves, structure", "        leaves, structure", "seam", ("test_sb3.py", "in_place")),
         ("            self._let_go()\n            self._own(fbuf.clear", "            self._own(fbuf.clear", "seam", ("test_sb3.py", "in_place")),
         ("self._own(jax.device_put(state, self.device), self.steps)", "self._own(jax.device_put(state, self.device), 0)", "seam", ("test_sb3.py", "saved_and_loaded")),

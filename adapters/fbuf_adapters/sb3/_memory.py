@@ -131,7 +131,9 @@ class Memory:
                 f"{WHERE}: memory.state must be a fbuf.State, such as fbuf.load(path).state, got "
                 f"{type(state).__name__}"
             )
-        if jax.tree.structure(state) != self._backend.form or state.capacity != self.spec.capacity:
+        if jax.tree.structure(state) != self._form_like(state) or (
+            state.capacity != self.spec.capacity
+        ):
             raise ValueError(
                 f"{WHERE}: memory.state must be like that of this buffer, with {self.spec}, got "
                 f"capacity={state.capacity} and {jax.tree.structure(state)}; make the buffer with "
@@ -139,6 +141,7 @@ class Memory:
             )
         if self.refuses_states:
             raise ValueError(f"{WHERE}: memory.state cannot be assigned {self.refuses_states}")
+        _check_all_there(state)
         found = loaded.of(state, self.staging.n_envs)
         counted, goes_on = self.steps - self.offset, self.staging.stands_at(found.newest)
         self._let_go()
@@ -147,6 +150,12 @@ class Memory:
             self.offset = self.steps - counted - (0 if goes_on else 2)
             self._own(jax.device_put(state, self.device), self.steps)
             self._ends, self._kept = found.ends, sum(count for _, count in found.ends)
+
+    def _form_like(self, state: fbuf.State[Any]) -> Any:
+        """Return the form that a state must have: rows may be removable, as they once were."""
+        item = map_columns(lambda column: column.spec, self.staging.item)
+        make = functools.partial(self.spec.init, item, removable=state.ring.removable)
+        return jax.tree.structure(jax.eval_shape(make))
 
     def _leaves(self) -> tuple[jax.Array, ...]:
         """Return the arrays of the state; refuse those that somebody has consumed."""
@@ -437,6 +446,7 @@ class Memory:
                 "version with fbuf.save(path, model.replay_buffer.memory.state)"
             )
         platform, state = kept.pop("platform"), kept.pop("state")
+        _check_all_there(state)
         vars(self).update(kept)
         self.turns = Turns()
         self.device = device_of(platform)
@@ -459,6 +469,16 @@ _PICKLED = {
     "offset",
     "refuses_states",
 }
+
+
+def _check_all_there(state: fbuf.State[Any]) -> None:
+    """Refuse a state with removed rows: an array of Stable-Baselines3 has no gaps."""
+    if state.ring.removed is not None and (count := int(np.asarray(state.ring.removed))):
+        raise ValueError(
+            f"{WHERE}: {count} rows of this state were removed, and rows of this buffer stay; take "
+            "a state from before fbuf.remove, or fbuf_adapters.pytorch.ReplayBuffer, whose rows "
+            "can be removed"
+        )
 
 
 def on_host(array: Any) -> Array:

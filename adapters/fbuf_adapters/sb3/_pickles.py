@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
 import pickle
@@ -54,7 +55,14 @@ def load(buffer: Any, path: str | os.PathLike[str]) -> Any:
             f"{type(buffer).__name__}; load it into one of its class"
         )
     mine, theirs = (
-        (x.memory.spec, x.memory.staging.item, x.n_stack, x.arrays) for x in (buffer, other)
+        # Before version 0.4 rows were removable.
+        (
+            dataclasses.replace(x.memory.spec, removable=False),
+            x.memory.staging.item,
+            x.n_stack,
+            x.arrays,
+        )
+        for x in (buffer, other)
     )
     if mine != theirs:
         raise ValueError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import os
 from typing import TYPE_CHECKING, Any, Literal
@@ -139,8 +140,9 @@ class ReplayBuffer(Priorities, buffers.ReplayBuffer):
         several = gamma if n_steps > 1 else None
         self._batches = Batches(self._columns, several, arrays)
         self._frames = Frames(observation_space, observations, n_stack) if n_stack > 1 else None
+        spec = BufferSpec(self.buffer_size * n_envs, sampler, n_envs, next_of="observation")
         self.memory = Memory(
-            BufferSpec(self.buffer_size * n_envs, sampler, n_envs, next_of="observation"),
+            dataclasses.replace(spec, removable=False),  # nothing here removes a row
             self._item(),
             self._drawing(sampler),
             _seed(seed),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import io
 import itertools
 import pickle
@@ -581,6 +582,59 @@ def test_a_state_is_saved_and_loaded(tmp_path, steps, n_envs, ends, reset):
         both(FLOATS, n_envs, size=90)[0].memory.state = fbuf.load(tmp_path).state
     with pytest.raises(TypeError, match="such as fbuf"):
         other.memory.state = fbuf.load(tmp_path)
+
+
+def of_before(buffer):
+    """A buffer like this one, of a version whose rows could be removed."""
+    memory = buffer.memory
+    spec = dataclasses.replace(memory.spec, removable=True)
+    old = type(memory)(spec, memory.staging.item, memory.drawing, memory.seed, memory.device)
+    other = copy.copy(buffer)
+    vars(other)["memory"] = old
+    return other
+
+
+def test_rows_stay(tmp_path):
+    buffer, _ = filled(FLOATS, 2, 20)
+    with pytest.raises(ValueError, match="removable=False"):
+        fbuf.remove(buffer.memory.state, fbuf.newest_ids(buffer.memory.state, 1))
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_state_of_a_version_whose_rows_could_be_removed(tmp_path, gone):
+    """It is taken; but not with a removed row, which would be drawn."""
+    old, (new, theirs) = of_before(both(FLOATS, 2, size=60)[0]), both(FLOATS, 2, size=60)
+    for step, _ in zip(Run(FLOATS, 2), range(20), strict=False):
+        old.add(*step)
+        theirs.add(*step)
+    state = old.memory.state
+    if gone:
+        state = fbuf.remove(state, fbuf.newest_ids(state, 1))
+        old.memory._backend.state = state
+        with pytest.raises(ValueError, match="2 rows of this state were removed"):
+            pickle.loads(pickle.dumps(old))
+    fbuf.save(tmp_path, state)
+    loaded = fbuf.load(tmp_path).state
+    if gone:
+        with pytest.raises(ValueError, match="2 rows of this state were removed"):
+            new.memory.state = loaded
+        return
+    new.memory.state = loaded
+    drawn = set(new.sample(500).rewards.ravel().tolist())
+    assert drawn == set(theirs.rewards[:20].ravel().tolist())
+    fresh, _ = filled(FLOATS, 2, 9, size=60)
+    new.memory.state = fresh.memory.state
+    assert set(new.sample(200).rewards.ravel().tolist()) <= set(fresh.rewards[:9].ravel())
+
+
+def test_a_pickle_of_a_version_whose_rows_could_be_removed(tmp_path):
+    old, new = of_before(filled(FLOATS, 2, 0)[0]), both(FLOATS, 2)[0]
+    for step, _ in zip(Run(FLOATS, 2), range(9), strict=False):
+        old.add(*step)
+    old.save(tmp_path / "old.pkl")
+    new.load(tmp_path / "old.pkl")
+    same(new.rewards, old.rewards)
+    new.sample(4)
 
 
 def test_a_state_that_somebody_consumed():
