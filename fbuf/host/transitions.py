@@ -74,27 +74,25 @@ class Transitions:
             ages: int64 `[B]`; 0 is the row that comes `ahead` rows after the newest one.
             ahead: The number of rows that the buffer does not have yet.
         """
-        # The readers wrap slots around the end: each operation of NumPy takes a microsecond or two.
-        slots = (self._newest + ahead) - ages
-        leaves = self._rows.take(slots, self._rows.form.all)
-        return self._with_following(leaves, slots, ages, ahead)
+        return self.following(ages, ahead)._replace(leaves=self.rows(ages, ahead))
 
-    def leaf(self, ages: Integers, number: int) -> Array:
+    # The readers wrap slots around the end: each operation of NumPy takes a microsecond or two.
+
+    def rows(self, ages: Integers, ahead: int = 0) -> list[Array]:
+        """Take the leaves of rows by their age; as `take`."""
+        return self._rows.take((self._newest + ahead) - ages, self._rows.form.all)
+
+    def leaf(self, ages: Integers, number: int, ahead: int = 0) -> Array:
         """Take one leaf of rows by their age; `number` is that in `item`. No other leaf is read."""
-        return self._rows.leaf(self._newest - ages, number)
+        return self._rows.leaf((self._newest + ahead) - ages, number)
 
-    def following(self, ages: Integers) -> list[Array]:
-        """Take the next observations of rows by their age, and no other leaf."""
-        return self._with_following([], self._newest - ages, ages, 0).following
-
-    def flags(self, ages: Integers) -> Array:
+    def flags(self, ages: Integers, ahead: int = 0) -> Array:
         """Take the flags of rows by their age; see `fbuf.storage.ring`."""
-        return self._flags.take(self._newest - ages, mode="wrap")
+        return self._flags.take((self._newest + ahead) - ages, mode="wrap")
 
-    def _with_following(
-        self, leaves: list[Array], slots: Integers, ages: Integers, ahead: int
-    ) -> Taken:
-        """Add the next observations to the leaves of rows."""
+    def following(self, ages: Integers, ahead: int = 0) -> Taken:
+        """Take the next observations of rows by their age, and no other leaf; as `take`."""
+        slots = (self._newest + ahead) - ages
         following = self._rows.take(slots + self._lanes, self._wanted)
         flags = self._flags.take(slots, mode="wrap")
         (aside,) = (flags & ENDS).nonzero()
@@ -116,7 +114,7 @@ class Transitions:
                 newest = newest[flags[newest] & ENDS == 0]
                 self._put_kept(following, newest, slots[newest] % self._lanes)
                 near = near[~known]
-        return Taken(leaves, following, _TERMINATED.take(flags), aside, near)
+        return Taken([], following, _TERMINATED.take(flags), aside, near)
 
     def _put_kept(self, following: list[Array], rows: Integers, place: Integers) -> None:
         """Put the kept next observations into a batch."""

@@ -121,7 +121,7 @@ class _Source(NamedTuple):
         number: Any = rows.observation if following else rows.item[_FIELDS[self.name]]
         for key in self.path:
             number = number[key]
-        found = rows.following(ages)[number] if following else rows.leaf(ages, number)
+        found = rows.following(ages).following[number] if following else rows.leaf(ages, number)
         return self.column.numpy(found)
 
     def _through_view(self, slots: Array) -> Array:

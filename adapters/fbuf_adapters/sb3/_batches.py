@@ -37,14 +37,14 @@ class Batches:
 
     def of(self, fields: Fields) -> Fields:
         """Return the arguments of a batch, tensors on the CPU."""
-        item = fields["item"]
+        item, discount = fields["item"], fields.get("discount")
         return {
             "observations": self._tensors("observations", item["observation"]),
             "actions": self._tensors("actions", item["action"]),
             "next_observations": self._tensors("observations", fields["next_observation"]),
             "dones": _NUMBER.tensor(fields["done"]),
             "rewards": _NUMBER.tensor(fields["reward"]),
-            "discounts": fields.get("discount"),
+            "discounts": None if discount is None else _NUMBER.tensor(discount),
         }
 
     def _tensors(self, name: str, tree: Any) -> Any:

@@ -27,13 +27,14 @@ class Drawing(NamedTuple):
     view: View
     gamma: float | None
     named: bool
-    weighted: bool
+    weighted: bool = False
     arrays: str = "torch"
 
     def by_numpy(self, spec: BufferSpec, device: Any) -> bool:
-        """Whether NumPy can draw them: rows on the CPU, each with its next observation."""
-        plain = self == Drawing(fbuf.Transition(), None, False, False)
-        return plain and spec.sampler == fbuf.Uniform() and device.platform == "cpu"
+        """Whether NumPy can draw them: transitions of one or several steps, on the CPU."""
+        of_steps = type(self.view) is fbuf.NStep and self == Drawing(self.view, self.gamma, True)
+        of_one = self == Drawing(fbuf.Transition(), None, False)
+        return (of_one or of_steps) and spec.sampler == fbuf.Uniform() and device.platform == "cpu"
 
     def fields(self, batch: Any) -> Fields:
         """Return the arrays of a batch that was read through the view."""

@@ -1,6 +1,6 @@
 """The buffer behind Stable-Baselines3's: a state of fbuf, and the steps on their way into it.
 
-Compiled programs write and draw, but single transitions on the CPU that are drawn uniformly; see
+Compiled programs write and draw, but transitions on the CPU that are drawn uniformly; see
 `_uniform_draws`.
 """
 
@@ -78,8 +78,10 @@ class Memory:
         self.drawing = drawing
         if not drawing.by_numpy(self.spec, self.device):
             self._uniform = None
-        elif self._uniform is None:
+            return
+        if self._uniform is None:
             self._uniform = UniformDraws(self.spec, self.staging, self.seed)
+        self._uniform.view = drawing.view
 
     def _own(self, state: fbuf.State[Any], written: int) -> None:
         """Take a state that holds `written` steps."""

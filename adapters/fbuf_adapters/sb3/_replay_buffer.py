@@ -411,7 +411,8 @@ class ReplayBuffer(Priorities, buffers.ReplayBuffer):
             batches.change_observations(found, lambda obs: self._normalize_obs(obs, env))
         if env is not None or hooked("_normalize_reward"):
             each = hooked("_normalize_reward") or (env is not None and env.norm_reward)
-            steps = lambda: self.memory.rewards(fields["ids"], self.n_steps)
+            several = fields.get("rewards")
+            steps = lambda: several or self.memory.rewards(fields["ids"], self.n_steps)
             change = lambda rewards: self._normalize_reward(rewards, env)
             batches.change_rewards(found, change, steps if each else None)
         to_torch = self.to_torch if hooked("to_torch") else None

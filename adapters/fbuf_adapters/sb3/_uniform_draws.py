@@ -1,7 +1,7 @@
-"""Single transitions, drawn uniformly in the memory of the host.
+"""Transitions of one or several steps, drawn uniformly in the memory of the host.
 
-They need neither a view nor an index, and NumPy takes them from the buffer and from the staged
-steps alike. So most steps of an algorithm call no compiled program.
+They need no index, and NumPy takes them from the buffer and from the staged steps alike. So most
+steps of an algorithm call no compiled program.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fbuf.adapter_api import BufferSpec, HostTransitions
+import fbuf
+from fbuf.adapter_api import TERMINATED, TRUNCATED, BufferSpec, HostTransitions, View
 from fbuf_adapters.sb3._columns import Array
 from fbuf_adapters.sb3._staging import Staging
 
@@ -25,6 +26,9 @@ class _Seen(NamedTuple):
         written: How many steps the buffer has.
         staged: The leaves of the staged rows, `[2 * room * n_envs, ...]` each.
         staged_next: Those of their next observations.
+        cut_off: bool `[1 + room, n_envs]`: the steps from the newest written one on whose episode
+            the next step does not continue.
+        compared: How many steps were compared with the next one.
     """
 
     leaves: tuple[Any, ...]
@@ -32,10 +36,18 @@ class _Seen(NamedTuple):
     written: int
     staged: list[Array]
     staged_next: list[Array]
+    cut_off: Array
+    compared: list[int]
 
 
 class UniformDraws:
-    """Draws rows with equal probability. Pickled, it goes on with the same draws."""
+    """Draws rows with equal probability. Pickled, it goes on with the same draws.
+
+    Attributes:
+        view: `fbuf.Transition()`, or a `fbuf.NStep` of one number of steps.
+    """
+
+    view: View = fbuf.Transition()
 
     def __init__(self, spec: BufferSpec, staging: Staging, seed: int) -> None:
         """Draw rows of a buffer, and steps that are staged for it."""
@@ -53,7 +65,8 @@ class UniformDraws:
         staged = _leaves(rows.item, staging.item, staging.rows)
         observation = staging.item["observation"]
         following = _leaves(rows.observation, observation, staging.following)
-        self._seen = _Seen(leaves, rows, written, staged, following)
+        cut_off = np.zeros((1 + staging.room, staging.n_envs), bool)
+        self._seen = _Seen(leaves, rows, written, staged, following, cut_off, [written])
 
     def release(self) -> None:
         """Look at the buffer no more."""
@@ -82,26 +95,84 @@ class UniformDraws:
 
     def take(self, ages: Array) -> dict[str, Any]:
         """Take rows by their age; `mask` is None if all next observations are known."""
+        if not isinstance(self.view, fbuf.NStep):
+            return self._transitions(ages, ages)
+        assert isinstance(self.view.n, int)
+        steps = np.maximum(ages[:, None] - np.arange(self.view.n) * self._staging.n_envs, -1)
+        valid = self._same_episode(steps)
+        rewards = self._rewards(steps)
+        factors = self.view.gamma ** np.arange(self.view.n, dtype=np.float32)
+        counts = valid.sum(axis=1)
+        fields = self._transitions(ages, steps[np.arange(len(ages)), counts - 1])
+        fields["reward"] = (rewards * factors).sum(axis=1, where=valid, keepdims=True)
+        fields["discount"] = (self.view.gamma ** counts.astype(np.float32))[:, None]
+        fields["rewards"] = rewards, valid
+        return fields
+
+    def _same_episode(self, ages: Array) -> Array:
+        """Return which rows belong to the episode of the first one: bool `[B, n]`, -1 is no row."""
+        seen, staging = self._seen, self._staging
+        assert seen is not None
+        n_envs, staged = staging.n_envs, staging.steps - seen.written
+        ended = seen.rows.flags(ages, staged * n_envs) & (TERMINATED | TRUNCATED) > 0
+        if staged:
+            compared = seen.compared[0]
+            if compared < staging.steps:
+                found = staging.cut_off(compared)
+                seen.cut_off[compared - seen.written : staged] |= found
+                seen.compared[0] = compared + len(found)
+            now = slice(first := seen.written % staging.room, first + staged)
+            ends = seen.cut_off[: 1 + staged].copy()
+            ends[1:] |= staging.terminated[now] | staging.truncated[now]
+            near = ((ages >= 0) & (ages < (1 + staged) * n_envs)).nonzero()
+            back, lane = np.divmod(ages[near], n_envs)
+            ended[near] &= back == staged
+            ended[near] |= ends[staged - back, n_envs - 1 - lane]
+        valid = ages >= 0
+        valid[:, 1:] &= ~np.logical_or.accumulate(ended[:, :-1], axis=1)
+        return valid
+
+    def _rewards(self, ages: Array) -> Array:
+        """Return the rewards of rows: float32 `[B, n]`."""
+        seen, staging = self._seen, self._staging
+        assert seen is not None
+        staged = (staging.steps - seen.written) * staging.n_envs
+        rewards = seen.rows.leaf(ages, seen.rows.item["reward"], staged)
+        new = (ages < staged).nonzero()
+        rewards[new] = staging.rows["reward"].reshape(-1).take(self._staged_at(ages[new], staged))
+        return rewards
+
+    def _staged_at(self, ages: Array, staged: int) -> Array:
+        """Return the places of staged rows, of which there are `staged`."""
+        assert self._seen is not None
+        first = self._seen.written % self._staging.room * self._staging.n_envs
+        return first + (staged - 1) - ages
+
+    def _transitions(self, ages: Array, last: Array) -> dict[str, Any]:
+        """Take rows, and what comes after the last row of each: the rows themselves, or others."""
         seen, staging = self._seen, self._staging
         assert seen is not None
         rows = seen.rows
         staged = (staging.steps - seen.written) * staging.n_envs
-        taken = rows.take(ages, staged)
-        item, following = _tree(rows.item, taken.leaves), _tree(rows.observation, taken.following)
+        taken = rows.take(ages, staged) if last is ages else rows.following(last, staged)
+        leaves = taken.leaves or rows.rows(ages, staged)
+        item, following = _tree(rows.item, leaves), _tree(rows.observation, taken.following)
         mask = np.ones(len(ages), bool) if taken.unknown.size else None
         if mask is not None:
             mask[taken.unknown] = False
         new = taken.ahead
         if new.size:
-            first = seen.written % staging.room * staging.n_envs
-            at = first + (staged - 1) - ages[new]
+            at = self._staged_at(last[new], staged)
             taken.terminated[new] = staging.terminated.reshape(-1).take(at)
-            for leaf, steps in zip(taken.leaves, seen.staged, strict=True):
-                leaf[new] = steps.take(at, axis=0)
             for leaf, steps in zip(taken.following, seen.staged_next, strict=True):
                 leaf[new] = steps.take(at, axis=0)
             if mask is not None:
                 mask[new] = True
+            if last is not ages:
+                (new,) = (ages < staged).nonzero()
+                at = self._staged_at(ages[new], staged)
+            for leaf, steps in zip(leaves, seen.staged, strict=True):
+                leaf[new] = steps.take(at, axis=0)
         return {
             "item": item,
             "next_observation": following,
