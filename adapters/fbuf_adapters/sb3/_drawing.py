@@ -31,10 +31,10 @@ class Drawing(NamedTuple):
     arrays: str = "torch"
 
     def by_numpy(self, spec: BufferSpec, device: Any) -> bool:
-        """Whether NumPy can draw them: transitions of one or several steps, on the CPU."""
-        of_steps = type(self.view) is fbuf.NStep and self == Drawing(self.view, self.gamma, True)
-        of_one = self == Drawing(fbuf.Transition(), None, False)
-        return (of_one or of_steps) and spec.sampler == fbuf.Uniform() and device.platform == "cpu"
+        """Whether NumPy can draw them: transitions on the CPU, and no stacks of frames."""
+        plain = type(self.view) in (fbuf.Transition, fbuf.NStep, fbuf.Hindsight)
+        plain &= not self.weighted and self.arrays == "torch"
+        return plain and spec.sampler == fbuf.Uniform() and device.platform == "cpu"
 
     def fields(self, batch: Any) -> Fields:
         """Return the arrays of a batch that was read through the view."""

@@ -20,6 +20,7 @@ from fbuf.adapter_api import Sampler, View, uninterrupted
 from fbuf_adapters.sb3 import _checks
 from fbuf_adapters.sb3._columns import Array
 from fbuf_adapters.sb3._drawing import Drawing, Fields
+from fbuf_adapters.sb3._memory import on_host
 from fbuf_adapters.sb3._replay_buffer import ReplayBuffer
 
 _WHERE = "fbuf_adapters.sb3.HerReplayBuffer"
@@ -171,25 +172,25 @@ class HerReplayBuffer(  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def _reward_new_goals(self, fields: Fields) -> None:
         """Have the environment compute the rewards of rows with new goals."""
-        fields.update(jax.tree.map(lambda leaf: leaf.cpu(), fields))
-        new = fields["relabelled"].numpy()
+        if not isinstance(fields["relabelled"], np.ndarray):
+            fields.update(jax.tree.map(on_host, fields))
+        new = fields["relabelled"]
         if not new.any():
             return
         if self.env is None:
             raise RuntimeError(
                 f"{_WHERE}.sample: there is no environment to compute rewards; call set_env(env)"
             )
-        # Torch cannot assign all dtypes that a space may have.
-        goal = fields["item"]["observation"]["desired_goal"].numpy()
+        goal = fields["item"]["observation"]["desired_goal"]
         following = fields["next_observation"]
-        following["desired_goal"].numpy()[new] = goal[new]
-        achieved = following["achieved_goal"].numpy()
+        following["desired_goal"][new] = goal[new]
+        achieved = following["achieved_goal"]
         column = self._columns["observations"]["desired_goal"]
         achieved, wanted = column.numpy(achieved[new]), column.numpy(goal[new])
         infos: Any = [{} for _ in range(len(wanted))]
         if self.copy_info_dict:
-            where = self.memory.positions(fields["ids"].slot.numpy()[new])
-            infos = copy.deepcopy(self.infos[where])
+            places = fields.get("positions") or self.memory.positions(fields["ids"].slot)
+            infos = copy.deepcopy(self.infos[places[0][new], places[1][new]])
         (rewards,) = self.env.env_method("compute_reward", achieved, wanted, infos, indices=[0])
         rewards = np.asarray(rewards, np.float32)
         if rewards.size != len(wanted):
@@ -199,7 +200,7 @@ class HerReplayBuffer(  # pyright: ignore[reportIncompatibleVariableOverride]
                 "comparisons over the last axis alone"
             )
         rewards = rewards.reshape(-1, 1)
-        fields["reward"].numpy()[new] = rewards
+        fields["reward"][new] = rewards
 
     def truncate_last_trajectory(self) -> None:
         """Truncate the episodes that are under way, with a warning."""

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import fbuf
-from fbuf.adapter_api import TERMINATED, TRUNCATED, BufferSpec, HostTransitions, View
+from fbuf.adapter_api import BufferSpec, HostTransitions, View
 from fbuf_adapters.sb3._columns import Array
+from fbuf_adapters.sb3._episode_ends import EpisodeEnds
 from fbuf_adapters.sb3._staging import Staging
 
 
@@ -26,9 +27,7 @@ class _Seen(NamedTuple):
         written: How many steps the buffer has.
         staged: The leaves of the staged rows, `[2 * room * n_envs, ...]` each.
         staged_next: Those of their next observations.
-        cut_off: bool `[1 + room, n_envs]`: the steps from the newest written one on whose episode
-            the next step does not continue.
-        compared: How many steps were compared with the next one.
+        ends: The ends of episodes in them, and in the staged rows.
     """
 
     leaves: tuple[Any, ...]
@@ -36,15 +35,15 @@ class _Seen(NamedTuple):
     written: int
     staged: list[Array]
     staged_next: list[Array]
-    cut_off: Array
-    compared: list[int]
+    ends: EpisodeEnds
 
 
 class UniformDraws:
     """Draws rows with equal probability. Pickled, it goes on with the same draws.
 
     Attributes:
-        view: `fbuf.Transition()`, or a `fbuf.NStep` of one number of steps.
+        view: `fbuf.Transition()`, a `fbuf.NStep` of one number of steps, or a `fbuf.Hindsight`
+            whose goals are of the row's episode.
     """
 
     view: View = fbuf.Transition()
@@ -65,8 +64,9 @@ class UniformDraws:
         staged = _leaves(rows.item, staging.item, staging.rows)
         observation = staging.item["observation"]
         following = _leaves(rows.observation, observation, staging.following)
-        cut_off = np.zeros((1 + staging.room, staging.n_envs), bool)
-        self._seen = _Seen(leaves, rows, written, staged, following, cut_off, [written])
+        length = self._capacity // staging.n_envs
+        ends = EpisodeEnds(rows, staging, written, length)
+        self._seen = _Seen(leaves, rows, written, staged, following, ends)
 
     def release(self) -> None:
         """Look at the buffer no more."""
@@ -91,56 +91,73 @@ class UniformDraws:
         staging = self._staging
         stored = min(staging.steps * staging.n_envs, self._capacity)
         # A remainder of 64 random bits is even to one part in 2**64 / stored.
-        return (self._random.random_raw(batch_size) % np.uint64(stored)).view(np.int64)
+        return _among(self._random.random_raw(batch_size), np.array(stored))
 
     def take(self, ages: Array) -> dict[str, Any]:
         """Take rows by their age; `mask` is None if all next observations are known."""
-        if not isinstance(self.view, fbuf.NStep):
-            return self._transitions(ages, ages)
-        assert isinstance(self.view.n, int)
-        steps = np.maximum(ages[:, None] - np.arange(self.view.n) * self._staging.n_envs, -1)
-        valid = self._same_episode(steps)
-        rewards = self._rewards(steps)
-        factors = self.view.gamma ** np.arange(self.view.n, dtype=np.float32)
+        if isinstance(self.view, fbuf.NStep):
+            return self._of_steps(ages, self.view)
+        fields = self._transitions(ages, ages)
+        if isinstance(self.view, fbuf.Hindsight):
+            fields["positions"] = self._positions(ages)
+            fields["relabelled"] = self._relabel(ages, fields["item"], self.view)
+        return fields
+
+    def _of_steps(self, ages: Array, view: fbuf.NStep) -> dict[str, Any]:
+        """Take transitions of up to n steps; besides the rewards of each, and which there are."""
+        assert isinstance(view.n, int)
+        steps = np.maximum(ages[:, None] - np.arange(view.n) * self._staging.n_envs, -1)
+        valid = steps >= 0
+        ended = self._ends.ended(steps[:, :-1])
+        valid[:, 1:] &= ~np.logical_or.accumulate(ended, axis=1)
+        rewards = self._leaf(steps, "reward")
+        factors = view.gamma ** np.arange(view.n, dtype=np.float32)
         counts = valid.sum(axis=1)
         fields = self._transitions(ages, steps[np.arange(len(ages)), counts - 1])
         fields["reward"] = (rewards * factors).sum(axis=1, where=valid, keepdims=True)
-        fields["discount"] = (self.view.gamma ** counts.astype(np.float32))[:, None]
+        fields["discount"] = (view.gamma ** counts.astype(np.float32))[:, None]
         fields["rewards"] = rewards, valid
         return fields
 
-    def _same_episode(self, ages: Array) -> Array:
-        """Return which rows belong to the episode of the first one: bool `[B, n]`, -1 is no row."""
-        seen, staging = self._seen, self._staging
-        assert seen is not None
-        n_envs, staged = staging.n_envs, staging.steps - seen.written
-        ended = seen.rows.flags(ages, staged * n_envs) & (TERMINATED | TRUNCATED) > 0
-        if staged:
-            compared = seen.compared[0]
-            if compared < staging.steps:
-                found = staging.cut_off(compared)
-                seen.cut_off[compared - seen.written : staged] |= found
-                seen.compared[0] = compared + len(found)
-            now = slice(first := seen.written % staging.room, first + staged)
-            ends = seen.cut_off[: 1 + staged].copy()
-            ends[1:] |= staging.terminated[now] | staging.truncated[now]
-            near = ((ages >= 0) & (ages < (1 + staged) * n_envs)).nonzero()
-            back, lane = np.divmod(ages[near], n_envs)
-            ended[near] &= back == staged
-            ended[near] |= ends[staged - back, n_envs - 1 - lane]
-        valid = ages >= 0
-        valid[:, 1:] &= ~np.logical_or.accumulate(ended[:, :-1], axis=1)
-        return valid
+    def _relabel(self, ages: Array, item: dict[str, Any], view: fbuf.Hindsight) -> Array:
+        """Give some rows the goal of another row of their episode; return which: bool `[B]`."""
+        raw = self._random.random_raw(2 * len(ages))
+        new = (raw[: len(ages)] >> np.uint64(11)) * 2.0**-53 < view.ratio
+        ages, raw = ages[new], raw[len(ages) :][new]
+        end = self._ends.steps_to_end(ages)
+        if view.strategy == "future":
+            by = _among(raw, end + 1)
+        elif view.strategy == "episode":
+            before = self._ends.steps_since_start(ages)
+            by = _among(raw, before + end + 1) - before
+        else:
+            by = end
+        achieved = self._leaf(ages - by * self._staging.n_envs, "achieved")
+        item["observation"]["desired_goal"][new] = achieved
+        return new
 
-    def _rewards(self, ages: Array) -> Array:
-        """Return the rewards of rows: float32 `[B, n]`."""
+    def _positions(self, ages: Array) -> tuple[Array, Array]:
+        """Return the step, modulo the length of a lane, and the environment of rows."""
+        n_envs = self._staging.n_envs
+        back, lane = np.divmod(ages, n_envs)
+        return (self._staging.steps - 1 - back) % (self._capacity // n_envs), n_envs - 1 - lane
+
+    @property
+    def _ends(self) -> EpisodeEnds:
+        assert self._seen is not None
+        return self._seen.ends
+
+    def _leaf(self, ages: Array, name: str) -> Array:
+        """Take one field of rows, an array; of age -1 it means nothing."""
         seen, staging = self._seen, self._staging
         assert seen is not None
         staged = (staging.steps - seen.written) * staging.n_envs
-        rewards = seen.rows.leaf(ages, seen.rows.item["reward"], staged)
+        taken = seen.rows.leaf(ages, seen.rows.item[name], staged)
         new = (ages < staged).nonzero()
-        rewards[new] = staging.rows["reward"].reshape(-1).take(self._staged_at(ages[new], staged))
-        return rewards
+        if new[0].size:
+            (rows,) = _leaves({name: 0}, staging.item, staging.rows)
+            taken[new] = rows.take(self._staged_at(ages[new], staged), axis=0)
+        return taken
 
     def _staged_at(self, ages: Array, staged: int) -> Array:
         """Return the places of staged rows, of which there are `staged`."""
@@ -180,6 +197,11 @@ class UniformDraws:
             "done": taken.terminated[:, None],
             "mask": mask,
         }
+
+
+def _among(raw: Array, counts: Array) -> Array:
+    """Return an integer below each count, from 64 random bits each."""
+    return (raw % counts.astype(np.uint64)).view(np.int64)
 
 
 def _tree(numbers: Any, leaves: list[Array]) -> Any:

@@ -1,4 +1,4 @@
-"""Transitions of several steps that NumPy makes are those of `fbuf.NStep`."""
+"""Transitions that NumPy makes are those of `fbuf.NStep` and `fbuf.Hindsight`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import gymnasium as gym
 import jax
 import numpy as np
 import pytest
-from fbuf_adapters.sb3 import ReplayBuffer, _write_sizes
+from fbuf_adapters.sb3 import HerReplayBuffer, ReplayBuffer, _write_sizes
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
@@ -151,3 +151,124 @@ def test_rewards_of_each_step_are_normalised():
         buffer.add(obs[step], obs[step + 1], np.zeros((1, 1)), reward, none, [{}])
     rewards = set(np.round(buffer.sample(200, env).rewards.ravel().tolist(), 4))
     assert rewards == {round(0.5 + 0.5 * 1, 4), round(1 + 0.5 * 1, 4), 1}
+
+
+def distances(buffer):
+    """The steps to the end and since the start of the episode, `[steps, n_envs]`; row by row."""
+    rows = fbuf.rollout(buffer.memory.state)
+    ended = np.asarray(rows.terminated | rows.truncated)[np.asarray(rows.mask)]
+    ended = ended.reshape(buffer.n_envs, -1)
+    to_end, since = np.zeros_like(ended, int), np.zeros_like(ended, int)
+    for env, ends in enumerate(ended):
+        for step in range(1, len(ends)):
+            since[env, step] = 0 if ends[step - 1] else since[env, step - 1] + 1
+        for step in reversed(range(len(ends) - 1)):
+            to_end[env, step] = 0 if ends[step] else to_end[env, step + 1] + 1
+    return to_end.T, since.T
+
+
+@pytest.mark.parametrize("n_envs", [1, 3])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.sweep)])
+def test_distances_within_an_episode(n_envs, seed, monkeypatch):
+    """Also amid staged steps, behind resets that nobody told of, and where a start is gone."""
+    monkeypatch.setattr(_write_sizes, "SIZES", (1, 4, 16))
+    buffer, steps = made(3, n_envs=n_envs, size=20 * n_envs), run(FLOATS, n_envs, seed)
+    memory = buffer.memory
+    for count in (1, 2, 9, 3, 30, 1, 25, 0, 5):
+        if not count:
+            buffer.reset()  # it leaves the flags of rows where they are
+            continue
+        for step in itertools.islice(steps, count):
+            buffer.add(*copy.deepcopy(step))
+        number = min(memory.steps, 20)
+        ages = np.arange(number * n_envs)[::-1].copy()
+
+        def found(ages=ages, number=number):
+            memory.take(np.zeros(1, int), np.zeros(1, int))  # so that it looks at the newest rows
+            ends = memory._uniform._ends
+            both = ends.steps_to_end(ages), ends.steps_since_start(ages)
+            return [distance.reshape(number, n_envs) for distance in both]
+
+        before, after = found(), (memory.write(), found())[1]
+        for one, other, expected in zip(before, after, distances(buffer), strict=True):
+            np.testing.assert_array_equal(one, expected)
+            np.testing.assert_array_equal(other, expected)
+
+
+class Corridor(gym.Env):
+    """Goals are places; the reward is how far apart two of them are."""
+
+    observation_space = spaces.Dict(
+        dict.fromkeys(
+            ("observation", "achieved_goal", "desired_goal"), spaces.Box(-1, 1e6, (1,), np.float64)
+        )
+    )
+    action_space = spaces.Discrete(2)
+
+    def compute_reward(self, achieved, desired, infos):
+        for info, place in zip(infos, achieved, strict=True):
+            assert info.get("at", place[0]) == place[0]
+        return -np.abs(achieved - desired)[:, 0]
+
+
+def walked(strategy="future", n_envs=2, **options):
+    """Episodes of 10 steps in one lane and of 7 in the next; a row's place is unique."""
+    env = DummyVecEnv([Corridor] * n_envs)
+    buffer = HerReplayBuffer(
+        *(60, Corridor.observation_space, Corridor.action_space, env, "cpu", n_envs),
+        goal_selection_strategy=strategy,
+        seed=0,
+        **options,
+    )
+    at = lambda step: np.array([[1000.0 * env + step] for env in range(n_envs)])
+    for step in range(47):
+        row = lambda step: {
+            "observation": at(step), "achieved_goal": at(step), "desired_goal": at(-1) * 0 - 1
+        }  # fmt: skip
+        done = np.array([(step + 1) % (10, 7)[env % 2] == 0 for env in range(n_envs)])
+        infos = [{"at": place} for (place,) in at(step + 1).tolist()]
+        buffer.add(
+            row(step), row(step + 1), np.zeros((n_envs, 1), int), np.zeros(n_envs), done, infos
+        )
+    return buffer
+
+
+@pytest.mark.parametrize("strategy", ["future", "final", "episode"])
+@pytest.mark.parametrize("infos", [False, True])
+def test_goals_are_drawn_alike(strategy, infos):
+    buffer = walked(strategy, n_sampled_goal=3, copy_info_dict=infos)
+    assert buffer.memory._uniform is not None
+    batch = buffer.sample(30_000)
+    place = batch.observations["observation"].numpy()[:, 0]
+    goal = batch.observations["desired_goal"].numpy()[:, 0]
+    np.testing.assert_array_equal(goal, batch.next_observations["desired_goal"][:, 0])
+    new = goal >= 0
+    assert abs(new.mean() - 0.75) < 0.015
+    np.testing.assert_array_equal(batch.rewards[new, 0], -np.abs(place + 1 - goal)[new])
+    counts, expected = [], []
+    for row in np.unique(place):
+        env, step = divmod(int(row), 1000)
+        length = (10, 7)[env]
+        begin = step // length * length
+        end = min(begin + length, 47)
+        begin = max(begin, 47 - 30)
+        first = {"future": step, "final": end - 1, "episode": begin}[strategy]
+        goals = 1000 * env + np.arange(first, end) + 1
+        own = goal[new & (place == row)]
+        counts += [(own == which).sum() for which in goals]
+        expected += [len(own) / len(goals)] * len(goals)
+        assert sum(counts[-len(goals) :]) == len(own)
+    counts, expected = np.array(counts), np.array(expected)
+    square = ((counts - expected) ** 2 / expected).sum()
+    freedom = len(counts) - 60
+    assert square < freedom + 4 * (2 * freedom) ** 0.5 + 1
+
+
+def test_goals_follow_what_is_set_later():
+    buffer = walked(n_sampled_goal=1)
+    buffer.her_ratio = 1.0
+    buffer.goal_selection_strategy = "final"
+    goal = buffer.sample(200).observations["desired_goal"].numpy()
+    assert (goal >= 0).all()
+    buffer.her_ratio = 0.0
+    assert (buffer.sample(200).observations["desired_goal"].numpy() == -1).all()
