@@ -90,11 +90,6 @@ class Transitions:
         """Take the flags of rows by their age; see `fbuf.storage.ring`."""
         return self._flags.take((self._newest + ahead) - ages, mode="wrap")
 
-    def ends(self, count: int) -> Integers:
-        """Return the ages of those of the `count` newest rows that end an episode. O(N)."""
-        ages = (self._newest - (self._flags & ENDS).nonzero()[0]) % self._capacity
-        return ages[ages < count]
-
     def following(self, ages: Integers, ahead: int = 0) -> Taken:
         """Take the next observations of rows by their age, and no other leaf; as `take`."""
         slots = (self._newest + ahead) - ages

@@ -158,8 +158,8 @@ def load(
         raise TypeError(f"fbuf.load: drop must be a list of names, got {drop!r}")
     extra = extra if with_extra else extras.LEFT_OUT
     with allocating():
-        found = newest(path, item, sampler, extra, fallback, init)
-    state = found.state
+        checkpoint = newest(path, item, sampler, extra, fallback, init)
+    state = checkpoint.state
     # To look is quick, and to compile is not.
     if episodes == "end" and may_have_open_episodes(state.ring):
         state = cut_episodes(state)
@@ -171,7 +171,7 @@ def load(
     if capacity is not None:
         state = resized(state, capacity)
     lost_next.of_states("fbuf.load", [state], MORE_ENDS)
-    return found._replace(state=state)
+    return checkpoint._replace(state=state)
 
 
 def newest(

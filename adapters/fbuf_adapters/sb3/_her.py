@@ -54,7 +54,8 @@ class HerReplayBuffer(  # pyright: ignore[reportIncompatibleVariableOverride]
     Raises:
         ValueError: If the space has no goals, or if they differ in shape or dtype.
 
-    Cost: as for `fbuf.Hindsight`, and one call of `compute_reward` a batch.
+    Cost: O(B log(episodes)) for a batch of B rows, and one call of `compute_reward`. After each
+    write of staged steps, O(episodes). With another sampler or on a GPU, as for `fbuf.Hindsight`.
 
     Examples:
         >>> from stable_baselines3 import DQN

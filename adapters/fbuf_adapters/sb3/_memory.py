@@ -85,6 +85,8 @@ class Memory:
 
     def _own(self, state: fbuf.State[Any], written: int) -> None:
         """Take a state that holds `written` steps."""
+        if self._uniform is not None:
+            self._uniform.forget()
         self._calls = Calls()
         self._backend = Backend(state, self._calls)
         self._sizes = WriteSizes()

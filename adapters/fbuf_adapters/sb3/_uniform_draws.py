@@ -14,7 +14,7 @@ import numpy as np
 import fbuf
 from fbuf.adapter_api import BufferSpec, HostTransitions, View
 from fbuf_adapters.sb3._columns import Array
-from fbuf_adapters.sb3._episode_ends import EpisodeEnds
+from fbuf_adapters.sb3._episode_ends import EpisodeEnds, Known
 from fbuf_adapters.sb3._staging import Staging
 
 
@@ -47,6 +47,7 @@ class UniformDraws:
     """
 
     view: View = fbuf.Transition()
+    _known: Known | None = None
 
     def __init__(self, spec: BufferSpec, staging: Staging, seed: int) -> None:
         """Draw rows of a buffer, and steps that are staged for it."""
@@ -65,12 +66,18 @@ class UniformDraws:
         observation = staging.item["observation"]
         following = _leaves(rows.observation, observation, staging.following)
         length = self._capacity // staging.n_envs
-        ends = EpisodeEnds(rows, staging, written, length)
+        ends = EpisodeEnds(rows, staging, written, length, self._known)
         self._seen = _Seen(leaves, rows, written, staged, following, ends)
 
     def release(self) -> None:
-        """Look at the buffer no more."""
+        """Look at the buffer no more: it gets more steps."""
+        if self._seen is not None:
+            self._known = self._seen.ends.known
         self._seen = None
+
+    def forget(self) -> None:
+        """Look at the buffer no more, and forget its ends of episodes: it is another one."""
+        self._seen = self._known = None
 
     def copied(self, staging: Staging) -> UniformDraws:
         """Return a copy that draws the same, with this copy of the staged steps."""
@@ -80,7 +87,7 @@ class UniformDraws:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return all attributes without the rows of the buffer."""
-        return vars(self) | {"_seen": None}
+        return vars(self) | {"_seen": None, "_known": None}
 
     def draw(self, batch_size: int) -> dict[str, Any]:
         """Draw a batch: the fields of `Drawing.fields`, arrays."""

@@ -174,7 +174,7 @@ def test_distances_within_an_episode(n_envs, seed, monkeypatch):
     monkeypatch.setattr(_write_sizes, "SIZES", (1, 4, 16))
     buffer, steps = made(3, n_envs=n_envs, size=20 * n_envs), run(FLOATS, n_envs, seed)
     memory = buffer.memory
-    for count in (1, 2, 9, 3, 30, 1, 25, 0, 5):
+    for count in (1, 2, 9, 3, 30, 1, 25, 0, 5, 60):
         if not count:
             buffer.reset()  # it leaves the flags of rows where they are
             continue
@@ -193,6 +193,17 @@ def test_distances_within_an_episode(n_envs, seed, monkeypatch):
         for one, other, expected in zip(before, after, distances(buffer), strict=True):
             np.testing.assert_array_equal(one, expected)
             np.testing.assert_array_equal(other, expected)
+
+
+def test_known_ends_are_no_more_than_those_of_the_buffer():
+    buffer, steps = made(3, n_envs=2, size=40), run(FLOATS, 2, 0)
+    for step in itertools.islice(steps, 300):
+        buffer.add(*copy.deepcopy(step))
+        buffer.memory.write()
+        buffer.memory.take(np.zeros(1, int), np.zeros(1, int))
+        ends = buffer.memory._uniform._ends
+        ends.steps_to_end(np.zeros(1, int))
+        assert len(ends.known.places) <= 40
 
 
 class Corridor(gym.Env):
