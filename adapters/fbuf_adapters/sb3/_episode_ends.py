@@ -85,7 +85,7 @@ class EpisodeEnds:
         return step - np.maximum(self._end_before(env, step) + 1, max(steps - self._length, 0))
 
     def _place(self, ages: Array, steps: int) -> tuple[Array, Array]:
-        """Return the number of the step and the environment of rows; the newest is step `steps - 1`."""
+        """Return the step and the environment of rows; the newest step is `steps - 1`."""
         n_envs = self._staging.n_envs
         back, lane = np.divmod(ages, n_envs)
         return steps - 1 - back, n_envs - 1 - lane
