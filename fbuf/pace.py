@@ -18,7 +18,7 @@ _PARTS = 10_000
 """The largest denominator of a float's fraction; below 1 the largest numerator of the inverse."""
 
 _LARGEST = 2**30
-"""The most that the product of a ratio's parts, and what is owed, may be: exact in int32."""
+"""The largest product of numerator and denominator, and the largest debt: int32 holds both."""
 
 
 @pytree

@@ -145,12 +145,13 @@ class Batch(Uncompared, Generic[Item, ArrayT]):
 
 @pytree(eq=False)
 class Rollout(Batch[Item, ArrayT]):
-    """Rows in the order of time, as read by `fbuf.rollout` and `fbuf.pop`: a `fbuf.Batch`.
+    """Rows in the order of time: the `fbuf.Batch` that `fbuf.rollout` and `fbuf.pop` return.
 
-    Along their last axis rows follow one another in their lane. So `fbuf.targets` takes them.
+    Along the axis of `T` each row follows the row before it in its lane. So `fbuf.targets` takes a
+    rollout.
 
     Attributes:
-        data: As in `fbuf.Batch`, leaves `[T, ...]`, or `[num_envs, T, ...]`.
+        data: The items of the rows, leaves `[T, ...]`, or `[num_envs, T, ...]`.
         ids: As in `fbuf.Batch`.
         mask: As in `fbuf.Batch`.
         terminated: As in `fbuf.Batch`.

@@ -130,8 +130,8 @@ def _is_related(
         buffer.save_id in lineage.line(newest.save_id)
         or any(found.save_id in own for found in manifest.readable(folder, numbers))
     )
-    if not back and buffer.tag == _last.get(folder):  # its returned buffers are ignored
-        return True
+    if not back and buffer.tag == _last.get(folder):
+        return True  # the run ignores the buffers that `fbuf.save` returns
     if not back and buffer.tag not in _tags.get(folder, ()):
         return None
     given_up.add(newest.save_id)

@@ -71,7 +71,7 @@ def together(each: Sequence[Episodes]) -> Episodes:
 
 
 class Asked(NamedTuple):
-    """The caller's field, and the names of caller and argument for messages."""
+    """The name of the reward, and the names of function and argument for messages."""
 
     field: str | None
     function: str

@@ -136,7 +136,7 @@ class HostStore(Generic[Item]):
 
     @property
     def folder(self) -> pathlib.Path | None:
-        """The directory of an opened store, whose files it reads; otherwise None."""
+        """The directory whose files an opened store reads; None for any other store."""
         return self.contents.rows.folder if isinstance(self.contents.rows, SavedRows) else None
 
     @property

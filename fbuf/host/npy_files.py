@@ -89,7 +89,7 @@ class Files:
         if not self._views:
             return rows
         head, offset = slots % self._totals.size, slots // self._totals.size
-        # The newest place of the head in this slot.
+        # The number of the newest row of this slot, among all rows that its head has written.
         total = self._totals[head]
         place = total - 1 - (total - 1 - offset) % self._room
         first = self._first[:, head]

@@ -149,7 +149,7 @@ def load(
         if not fallback or number == known[0]:
             raise failure
         warn(f"{failure}; reading the checkpoint before it")
-    raise AssertionError("the last one is read, or raises")
+    raise AssertionError("the oldest checkpoint is returned, or its error is raised")
 
 
 def _known_to_all(folder: pathlib.Path, alone: bool) -> dict[int, bytes]:

@@ -215,7 +215,7 @@ def newest(
             continue
         deletable.note(folder, heads.values())
         return Checkpoint(state, beside)
-    raise AssertionError("the last one is read, or raises")
+    raise AssertionError("the oldest checkpoint is returned, or its error is raised")
 
 
 def read(

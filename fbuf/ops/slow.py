@@ -14,7 +14,7 @@ from fbuf.ops.resize import empty_as
 from fbuf.state import State
 
 _SMALLER = 64
-"""The capacity of the buffer, divided by that of the smaller one in the timing."""
+"""The factor by which the smaller buffer of the timing has less capacity."""
 
 _SLOWER = 4
 """The most that a larger buffer may slow a step, as its rows lie in slower memory."""

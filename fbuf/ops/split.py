@@ -77,8 +77,8 @@ def split(
     episodes = int(number[-1]) + 1 if count else 0
     if episodes < 2:
         raise ValueError(
-            f"fbuf.split: two parts need two episodes, and the buffer has {episodes}; say where "
-            "episodes end with terminated and truncated, or fbuf.end_episode"
+            f"fbuf.split: two parts need two episodes, and the buffer has {episodes}; mark where "
+            "episodes end: give terminated or truncated, or call fbuf.end_episode"
         )
     every = jnp.arange(episodes, dtype=jnp.int32)
     shuffled = jax.device_get(every if key is None else jax.random.permutation(key, every))

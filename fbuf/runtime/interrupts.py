@@ -223,9 +223,9 @@ class _Call:
         self._done.acquire()
 
     def make(self) -> list[Any]:
-        """Return a list of the call's result; an empty list if the call was cancelled.
+        """Return a list with the result of the call; an empty list if the call was cancelled.
 
-        An exception meanwhile waits for the end of the call.
+        An exception in the waiting thread is raised when the call has ended.
         """
         try:
             _thread.start_new_thread(self._run, ())

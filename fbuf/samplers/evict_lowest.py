@@ -138,7 +138,7 @@ class EvictLowest(  # pyright: ignore[reportIncompatibleVariableOverride]
     def place(
         self, index: EvictionIndex, ring: Ring, mask: jax.Array, given: Given
     ) -> tuple[EvictionIndex, jax.Array]:
-        """Choose slots one after another, and store the values there."""
+        """Choose a slot for each row in turn, and give the slot the priority of the row."""
         values, _ = self.sampler.values_of_new(index.priorities, ring, mask.shape, given)
 
         def one(

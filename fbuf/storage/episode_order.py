@@ -35,7 +35,7 @@ def whole_episodes(ring: Ring) -> tuple[jax.Array, jax.Array, jax.Array]:
     time = jnp.arange(ring.lane_length, dtype=jnp.int32)[:, None]
     newest = ring.lane_length - 1
     last = jnp.where(there & (flags & ENDS > 0), time, newest)
-    # Ends at the same time come lane by lane, so each episode has its own number.
+    # Episodes that end at the same time are numbered lane by lane, each by a number of its own.
     number = lax.cummin(last, axis=0, reverse=True) * ring.lanes
     number += jnp.arange(ring.lanes, dtype=jnp.int32)[None]
     live = jnp.zeros(ring.capacity, bool).at[number].max(there & (flags & REMOVED == 0))

@@ -37,7 +37,7 @@ _BESIDE_OTHERS = 2**-20
 """Distance of two numbers that are computed from much larger ones, over the largest of a row."""
 
 _SMALLEST = 2**-24
-"""Distance of two numbers near 0 that are equal in float16."""
+"""Largest distance of two numbers near 0 that are equal in float16."""
 
 _WHOLE = 1024
 """Largest leaf of which all numbers are compared."""

@@ -250,8 +250,8 @@ class Ring:
     def newest(self) -> jax.Array:
         """Return the slot of each lane's newest row, `capacity` if empty: int32 `[lanes]`."""
         lane = jnp.arange(self.lanes, dtype=jnp.int32)
-        # With one head a step is `lanes` slots, so that the head is at the first of them. Unsigned,
-        # as the sum may pass 2**31.
+        # A step of a head is as many slots as the head has lanes. Unsigned, as the sum of head and
+        # capacity may pass 2**31.
         size, step = jnp.uint32(self.head_capacity), jnp.uint32(self.lanes_per_head)
         offset = ((self.head.astype(jnp.uint32) + size - step) % size).astype(jnp.int32)
         slots = offset * self.heads + lane

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 _COPIED = 2**24
-"""The most bytes that are copied from the host. XLA fills more in the time that they take."""
+"""The largest array to fill on the host and copy, in bytes. XLA fills a larger one sooner."""
 
 _ALIGNMENT = 64
 """JAX shares an array of NumPy that lies at a multiple of this number of bytes.

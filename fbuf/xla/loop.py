@@ -138,7 +138,7 @@ def in_one_turn(
     """
 
     def loop(state: T, known: jax.Array, *others: Any) -> tuple[T, Any]:
-        # Traced once for its shapes, and then used.
+        # `eval_shape` traces it for its shapes, and the loop uses the same trace.
         turn = jax.jit(lambda state: change(state, *others), inline=True)
         shapes, rest = jax.eval_shape(turn, state)
         if jax.tree.structure(shapes) != jax.tree.structure(state):

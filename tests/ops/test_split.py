@@ -125,7 +125,7 @@ KEY = jax.random.key(0)
         (lambda: fbuf.split(of_episodes(3), KEY, -0.1), ValueError, "fraction must be"),
         (lambda: fbuf.split(of_episodes(3), KEY, "half"), TypeError, "must be a Python number"),
         (lambda: fbuf.split(of_episodes(1), KEY, 0.5), ValueError,
-         "fbuf.split: two parts need two episodes, and the buffer has 1; say where episodes end"),
+         "fbuf.split: two parts need two episodes, and the buffer has 1; mark where episodes end"),
         (lambda: fbuf.split(fbuf.init(ITEM, 4), None, 0.5), ValueError, "the buffer has 0"),
         (lambda: fbuf.split(of_episodes(3, sampler=fbuf.Fifo()), KEY, 0.5), ValueError,
          "fbuf.split: the rows of Fifo are used once, in their order; take them with fbuf.pop"),

@@ -82,7 +82,7 @@ def without(where: str, tree: Any, names: Iterable[str]) -> Any:
             tree = _without(tree, *name.split("."))
         except LookupError:
             raise DatasetError(
-                f"{where}: drop has {name!r}, which no field of a dict is called; there are "
+                f"{where}: drop has {name!r}, and no dict has a field of this name; the fields are "
                 f"{', '.join(named(tree))}"
             ) from None
     if not named(tree):

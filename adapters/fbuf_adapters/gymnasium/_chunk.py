@@ -77,7 +77,7 @@ class ChunkRows:
         self.steps = 0
         """The number of whole steps."""
         self.lacks_final = False
-        """The environments did not return the final observation of an episode."""
+        """Whether the environments left out the final observation of an episode."""
 
     @property
     def final(self) -> Any:

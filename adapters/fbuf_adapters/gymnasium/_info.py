@@ -185,8 +185,8 @@ class Info:
         """
         if isinstance(entry, Mapping):
             raise CollectorError(
-                f"Collector: info[{name!r}] is a dict; have a wrapper put what is in it into info "
-                "itself, and name that"
+                f"Collector: info[{name!r}] is a dict; have a wrapper copy the entries of the dict "
+                "into info, and name these entries"
             )
         array, known = np.asarray(entry), np.ones(self._num_envs, np.bool_)
         if array.dtype == object and array.shape[:1] == (self._num_envs,):

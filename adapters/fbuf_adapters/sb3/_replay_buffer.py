@@ -468,7 +468,7 @@ class ReplayBuffer(Priorities, buffers.ReplayBuffer):
             raise
         self._batches.gamma = self.gamma if self.n_steps > 1 else None
 
-    if not TYPE_CHECKING:  # the base class declares them
+    if not TYPE_CHECKING:  # the base class declares the arrays of rows
 
         def __getattr__(self, name):
             """Return one of the arrays of all rows, such as `rewards`; see `Rows`."""

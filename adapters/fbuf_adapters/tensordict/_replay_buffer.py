@@ -637,15 +637,15 @@ class TensorDictReplayBuffer(Copied):
         return _snapshot.load(self.buffer, self._codec, path, episodes)
 
     def save(self, path: str | os.PathLike[str], *, extra: Any = None) -> None:
-        """Call `dumps`, which has this name in TorchRL, too."""
+        """Call `dumps`, as in TorchRL."""
         self.dumps(path, extra=extra)
 
     def dump(self, path: str | os.PathLike[str], *, extra: Any = None) -> None:
-        """Call `dumps`, which has this name in TorchRL, too."""
+        """Call `dumps`, as in TorchRL."""
         self.dumps(path, extra=extra)
 
     def load(self, path: str | os.PathLike[str], *, episodes: Episodes = "end") -> Any:
-        """Call `loads`, which has this name in TorchRL, too."""
+        """Call `loads`, as in TorchRL."""
         return self.loads(path, episodes=episodes)
 
     def __init_subclass__(cls, **options: Any) -> None:

@@ -38,7 +38,7 @@ class QueueSampler(Sampler):
         """
 
     def room(self, index: Index, ring: Ring) -> jax.Array | None:
-        """Count the steps that each head may write: int32 `[heads]`; None is any number.
+        """Count the steps that each head may write: int32 `[heads]`; None without a limit.
 
         `fbuf.add` leaves out the steps that do not fit.
         """
@@ -68,5 +68,5 @@ def queue_of(sampler: Sampler) -> QueueSampler:
 
 
 def room(sampler: Sampler, index: Index, ring: Ring) -> jax.Array | None:
-    """Count the steps that each head may write: int32 `[heads]`; None is any number."""
+    """Count the steps that each head may write: int32 `[heads]`; None without a limit."""
     return sampler.room(index, ring) if isinstance(sampler, QueueSampler) else None

@@ -624,7 +624,10 @@ def test_fields_can_be_left_out(tmp_path):
     )
     assert from_npz(path, drop=("note",)).storage.item.keys() == {"reward"}
     for names, message in (
-        (["x"], "drop has 'x', which no field of a dict is called; there are .*observation.image"),
+        (
+            ["x"],
+            "drop has 'x', and no dict has a field of this name; the fields are .*observation.image",
+        ),
         (["reward.a"], "drop has 'reward.a'"),
         (["reward", "note", "observation"], "drop names all fields"),
     ):

@@ -190,7 +190,7 @@ def test_a_list_of_items_is_a_batch(known, count):
     assert buffer[:]["obs"].tolist() == [[n] * 3 for n in range(count)]
     with pytest.raises(InteropError, match="items is an empty list"):
         buffer.extend([])
-    with pytest.raises(InteropError, match=r"items\[1\]\['obs'\] .*differs from that of the first"):
+    with pytest.raises(InteropError, match=r"items\[1\]\['obs'\] .*differs from the same leaf"):
         buffer.extend([item, item | {"obs": torch.ones(4, device=DEVICE)}])
     with pytest.raises(InteropError, match=r"items\[1\]\['reward'\] .*is not a tensor"):
         buffer.extend([item, item | {"reward": object()}])
@@ -203,7 +203,9 @@ def test_a_list_that_may_be_one_tree_is_refused():
     """Ten items of three numbers, or three rows of a list of ten: nobody can know."""
     buffer = ReplayBuffer(20, batch_size=4, device=DEVICE)
     items = [vector() for _ in range(10)]
-    with pytest.raises(InteropError, match=r"items is a list, which may be 10 items, or one tree"):
+    with pytest.raises(
+        InteropError, match=r"items is a list: of 10 single items, or of the leaves"
+    ):
         buffer.extend(items)
     assert buffer.stats()["size"] == 0
     agents = ReplayBuffer(20, item=[vector(), vector()], batch_size=4, device=DEVICE)

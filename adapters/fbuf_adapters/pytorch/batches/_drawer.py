@@ -268,7 +268,7 @@ class BatchProgram:
     """Draw batches of a state. Call it with a lock held."""
 
     def __init__(self, recipe: Recipe, calls: Calls, form: Any) -> None:
-        """Draw from states of this form; nothing is compiled yet."""
+        """Prepare the program for states of this form; its first call compiles the program."""
         self._program, self._unpackers = compiled(form, recipe)
         self._form, self._recipe, self._calls = form, recipe, calls
         self._axes: Axes | None = None

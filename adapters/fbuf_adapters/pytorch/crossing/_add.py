@@ -1,4 +1,4 @@
-"""Adding rows that are tensors, read where they are."""
+"""Adding rows from tensors, without a copy of the tensors in between."""
 
 from __future__ import annotations
 

@@ -35,9 +35,8 @@ def stacked(where: str, items: list[Any], item: Any, lead: int, axis: int) -> An
             return items
         if item is None and _is_batch(items, lead):
             raise InteropError(
-                f"{where} items is a list, which may be {len(items)} items, or one tree of leaves "
-                "that begin with the axis of the items; stack the items, or give the buffer its "
-                "item when you make it"
+                f"{where} items is a list: of {len(items)} single items, or of the leaves of one "
+                "batch; stack single items, or make the buffer with item=, an example of one"
             )
         if item is not None and not (same and trees[0] == jax.tree.structure(item)):
             return items  # whose tree is another one than that of the item
@@ -86,8 +85,8 @@ def side_by_side(where: str, argument: str, items: list[Any], axis: int) -> Any:
                 )
             if leaf.shape != leaves[0].shape or leaf.dtype != leaves[0].dtype:
                 raise InteropError(
-                    f"{name} ({describe(leaf)}) differs from that of the first one "
-                    f"({describe(leaves[0])}); give items of one form"
+                    f"{name} ({describe(leaf)}) differs from the same leaf of the first item "
+                    f"({describe(leaves[0])}); give items of the same shapes and dtypes"
                 )
         return torch.stack(leaves, axis)
 
