@@ -626,7 +626,7 @@ def test_fields_can_be_left_out(tmp_path):
     for names, message in (
         (
             ["x"],
-            "drop has 'x', and no dict has a field of this name; the fields are .*observation.image",
+            "drop has 'x', and no dict has a field of this name; .*observation.image",
         ),
         (["reward.a"], "drop has 'reward.a'"),
         (["reward", "note", "observation"], "drop names all fields"),

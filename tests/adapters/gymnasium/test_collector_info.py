@@ -182,7 +182,7 @@ class Wide(Walk):
         (np.int32(0), 5_000_000_000, r"info\['x'\] holds 5000000000, which int32 cannot hold"),
         (np.int8(0), 300, r"info\['x'\] holds 300, which int8 cannot hold"),
         (np.float32(0), 1e300, r"info\['x'\] holds 1e\+300, which float32 cannot hold"),
-        (np.float32(0), {"r": 1.0}, r"info\['x'\] is a dict; have a wrapper put"),
+        (np.float32(0), {"r": 1.0}, r"info\['x'\] is a dict; have a wrapper copy"),
         (np.float32(0), "text", r"info\['x'\] must be numbers"),
     ],
     ids=str,
