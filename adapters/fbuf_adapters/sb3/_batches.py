@@ -79,7 +79,7 @@ class Batches:
             sums = change(on_host(found["rewards"]))
         else:  # rewards are clipped when they are normalised, so each by itself
             each, valid = steps()
-            factors = self.gamma ** np.arange(each.shape[1], dtype=np.float32)
+            factors = float(self.gamma) ** np.arange(each.shape[1], dtype=np.float32)
             sums = (change(each) * valid * factors).sum(axis=1, keepdims=True)
         found["rewards"] = torch.from_numpy(np.asarray(sums))
 

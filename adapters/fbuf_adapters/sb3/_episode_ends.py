@@ -136,11 +136,12 @@ class EpisodeEnds:
 
         The episode of a step also ends if the next step does not continue it.
         """
-        staging = self._staging
-        if self._compared < staging.steps:
-            found = staging.cut_off(self._compared)
-            self._cut_off[self._compared - self._written : staged] |= found
-            self._compared += len(found)
+        staging, compared = self._staging, self._compared
+        if compared < staging.steps:
+            found = staging.cut_off(compared)  # amid it a signal handler may draw, too
+            begin = compared - self._written
+            self._cut_off[begin : begin + len(found)] |= found
+            self._compared = compared + len(found)
         now = slice(first := self._written % staging.room, first + staged)
         ends = self._cut_off[: 1 + staged].copy()
         newest = self._rows.flags(np.arange(staging.n_envs)[::-1])

@@ -54,8 +54,9 @@ class HerReplayBuffer(  # pyright: ignore[reportIncompatibleVariableOverride]
     Raises:
         ValueError: If the space has no goals, or if they differ in shape or dtype.
 
-    Cost: O(B log(episodes)) for a batch of B rows, and one call of `compute_reward`. After each
-    write of staged steps, O(episodes). With another sampler or on a GPU, as for `fbuf.Hindsight`.
+    Cost: O(B log(episodes)) for a batch of B rows, O(steps that are staged), and one call of
+    `compute_reward`. After each write of staged steps O(episodes), and after a load O(N). With
+    another sampler or on a GPU, as for `fbuf.Hindsight`.
 
     Examples:
         >>> from stable_baselines3 import DQN
@@ -174,7 +175,10 @@ class HerReplayBuffer(  # pyright: ignore[reportIncompatibleVariableOverride]
     def _reward_new_goals(self, fields: Fields) -> None:
         """Have the environment compute the rewards of rows with new goals."""
         if not isinstance(fields["relabelled"], np.ndarray):
-            fields.update(jax.tree.map(on_host, fields))
+            fields.update(jax.tree.map(lambda leaf: leaf.cpu(), fields))
+            # NumPy, as torch cannot assign all dtypes that a space may have.
+            for name in ("item", "next_observation", "reward", "relabelled"):
+                fields[name] = jax.tree.map(on_host, fields[name])
         new = fields["relabelled"]
         if not new.any():
             return
@@ -190,7 +194,7 @@ class HerReplayBuffer(  # pyright: ignore[reportIncompatibleVariableOverride]
         achieved, wanted = column.numpy(achieved[new]), column.numpy(goal[new])
         infos: Any = [{} for _ in range(len(wanted))]
         if self.copy_info_dict:
-            places = fields.get("positions") or self.memory.positions(fields["ids"].slot)
+            places = fields.get("positions") or self.memory.positions(on_host(fields["ids"].slot))
             infos = copy.deepcopy(self.infos[places[0][new], places[1][new]])
         (rewards,) = self.env.env_method("compute_reward", achieved, wanted, infos, indices=[0])
         rewards = np.asarray(rewards, np.float32)

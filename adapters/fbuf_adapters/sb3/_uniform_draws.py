@@ -112,17 +112,18 @@ class UniformDraws:
 
     def _of_steps(self, ages: Array, view: fbuf.NStep) -> dict[str, Any]:
         """Take transitions of up to n steps; besides the rewards of each, and which there are."""
-        assert isinstance(view.n, int)
-        steps = np.maximum(ages[:, None] - np.arange(view.n) * self._staging.n_envs, -1)
+        assert not isinstance(view.n, tuple)
+        gamma, number = float(view.gamma), np.arange(view.n)  # of NumPy, it would make float64
+        steps = np.maximum(ages[:, None] - number * self._staging.n_envs, -1)
         valid = steps >= 0
         ended = self._ends.ended(steps[:, :-1])
         valid[:, 1:] &= ~np.logical_or.accumulate(ended, axis=1)
-        rewards = self._leaf(steps, "reward")
-        factors = view.gamma ** np.arange(view.n, dtype=np.float32)
+        rewards = np.where(valid, self._leaf(steps, "reward"), np.float32(0))
+        factors = gamma ** number.astype(np.float32)
         counts = valid.sum(axis=1)
         fields = self._transitions(ages, steps[np.arange(len(ages)), counts - 1])
-        fields["reward"] = (rewards * factors).sum(axis=1, where=valid, keepdims=True)
-        fields["discount"] = (view.gamma ** counts.astype(np.float32))[:, None]
+        fields["reward"] = (rewards * factors).sum(axis=1, keepdims=True)
+        fields["discount"] = (gamma ** counts.astype(np.float32))[:, None]
         fields["rewards"] = rewards, valid
         return fields
 

@@ -9,6 +9,7 @@ import gymnasium as gym
 import jax
 import numpy as np
 import pytest
+import torch
 from fbuf_adapters.sb3 import HerReplayBuffer, ReplayBuffer, _write_sizes
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
@@ -153,6 +154,67 @@ def test_rewards_of_each_step_are_normalised():
     assert rewards == {round(0.5 + 0.5 * 1, 4), round(1 + 0.5 * 1, 4), 1}
 
 
+@pytest.mark.parametrize("hook", [False, True])
+def test_rewards_of_no_other_episode_are_seen(hook):
+    """Not a NaN behind the end, nor by a hook that looks at the rewards of every step."""
+
+    class Hooked(ReplayBuffer):
+        @staticmethod
+        def _normalize_reward(reward, env=None):
+            return reward
+
+    kind = Hooked if hook else ReplayBuffer
+    buffer = kind(40, FLOATS, ACTIONS, "cpu", 1, n_steps=3, gamma=1.0, seed=0)
+    row = lambda value: np.full((1, 3), value, np.float32)
+    for n in range(10):
+        reward, done = np.array([np.nan if n == 5 else 1.0]), np.array([n % 5 == 4])
+        buffer.add(row(n), row(n + 1), np.zeros((1, 2)), reward, done, [{}])
+    batch = buffer.sample(500)
+    rows = batch.observations[:, 0].long()
+    expected = torch.tensor([3, 3, 3, 2, 1, torch.nan, 3, 3, 2, 1])
+    np.testing.assert_array_equal(batch.rewards[:, 0], expected[rows])
+
+
+def test_numbers_of_numpy_change_no_dtype():
+    buffer = made(np.int64(3), gamma=np.float64(0.9))
+    for step in itertools.islice(run(FLOATS, 2, 0), 9):
+        buffer.add(*copy.deepcopy(step))
+    for n in (np.int32(2), 3):
+        buffer.n_steps, buffer.gamma = n, np.float64(0.5)
+        batch = buffer.sample(9)
+        assert batch.rewards.dtype == batch.discounts.dtype == torch.float32
+
+
+def test_a_draw_amid_a_draw_misses_no_end(monkeypatch):
+    """As a signal handler may draw."""
+    buffer = made(3, n_envs=1, gamma=1.0)
+    row = lambda value: np.full((1, 3), value, np.float32)
+
+    def step(now):
+        buffer.add(row(now), row(now + 1), np.zeros((1, 2)), np.ones(1), np.zeros(1), [{}])
+
+    plain = type(buffer.memory.staging).cut_off
+    step(0)
+    buffer.sample(1)
+    step(1)
+    step(2)
+    monkeypatch.setattr(
+        type(buffer.memory.staging), "cut_off", lambda self, first: amid(plain(self, first))
+    )
+
+    def amid(found):
+        monkeypatch.setattr(type(buffer.memory.staging), "cut_off", plain)
+        buffer.sample(4)
+        return found
+
+    buffer.sample(4)
+    step(50)
+    step(51)
+    fields = buffer.memory.take(np.arange(5), np.zeros(5, int))
+    assert fields["reward"].ravel().tolist() == [3, 2, 1, 2, 1]
+    assert fields["next_observation"][:, 0].tolist() == [3, 3, 3, 52, 52]
+
+
 def distances(buffer):
     """The steps to the end and since the start of the episode, `[steps, n_envs]`; row by row."""
     rows = fbuf.rollout(buffer.memory.state)
@@ -283,3 +345,22 @@ def test_goals_follow_what_is_set_later():
     assert (goal >= 0).all()
     buffer.her_ratio = 0.0
     assert (buffer.sample(200).observations["desired_goal"].numpy() == -1).all()
+
+
+@pytest.mark.parametrize("arrays", ["torch", "jax"])
+def test_goals_with_priorities(arrays):
+    buffer = walked(
+        n_sampled_goal=3, sampler=fbuf.Prioritized(), arrays=arrays, copy_info_dict=True
+    )
+    assert buffer.memory._uniform is None
+    batch = buffer.sample(64)
+    assert type(batch.weights) is type(batch.rewards)
+    assert isinstance(batch.ids.slot, torch.Tensor)
+    assert (arrays == "torch") == isinstance(batch.rewards, torch.Tensor)
+    place, goal = (np.asarray(batch.observations[k]) for k in ("observation", "desired_goal"))
+    new = goal[:, 0] >= 0
+    assert new.any()
+    np.testing.assert_array_equal(
+        np.asarray(batch.rewards)[new, 0], -np.abs(place + 1 - goal)[new, 0]
+    )
+    buffer.update_priority(batch.ids, np.ones(64, np.float32))
