@@ -113,22 +113,24 @@ def init(
         one = make(each, tag)
         return jax.tree.map(lambda leaf: jnp.concatenate([jnp.atleast_1d(leaf)] * here), one)
 
-    made = jax.shard_map(block, mesh=mesh, in_specs=jax.P(axis), out_specs=jax.P(axis))
+    tag, lies = _tags(mesh, axis)
+    made = jax.shard_map(block, mesh=mesh, in_specs=lies, out_specs=jax.P(axis))
     # Shapes and dtypes alone: inside `jax.set_mesh` leaves also have a layout on the mesh.
     leaves = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(one)]
-    blocks = jax.jit(made)(_tags(mesh, axis))
+    blocks = jax.jit(made)(tag)
     return ShardedState(blocks, mesh, axis, shards, tuple(leaves))
 
 
-def _tags(mesh: Mesh, axis: str) -> jax.Array:
-    """Return a tag for the shards of each device along an axis: int32 `[devices]`."""
+def _tags(mesh: Mesh, axis: str) -> tuple[jax.Array, jax.P]:
+    """Return the tag for the shards of all devices, and how it lies: int32 `[devices]`, or `[]`."""
     tag, devices = tags.new(), mesh.shape[axis]
-    if not isinstance(tag, int):
-        return jnp.broadcast_to(tag, devices)
+    if not isinstance(tag, int):  # inside a trace an array along an explicit axis has to lie there
+        return tag, jax.P()
     whole = np.full(devices, agreed_tag(mesh), np.int32)
     sharding = jax.NamedSharding(mesh, jax.P(axis))
     with jax.transfer_guard("allow"):
-        return jax.make_array_from_callback(whole.shape, sharding, whole.__getitem__)
+        made = jax.make_array_from_callback(whole.shape, sharding, whole.__getitem__)
+    return made, sharding.spec
 
 
 def _shards(shards: Any, devices: int, axis: str) -> int:

@@ -627,6 +627,24 @@ def test_keys_that_differ_along_another_axis_are_noticed():
         assert int(fault) == (0 if seeds[0] == seeds[1] else fbuf.Fault.CALLS_DIFFER)
 
 
+@pytest.mark.parametrize(
+    "kind", [jax.sharding.AxisType.Explicit, jax.sharding.AxisType.Auto], ids=str
+)
+def test_a_buffer_that_a_program_makes(kind, random_tags):
+    mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4], axis_types=(kind,))
+
+    def make():
+        return sharded.init(jnp.int32(0), 64, mesh=mesh, num_envs=4)
+
+    shapes = lambda tree: [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)]
+    made = jax.jit(make)()
+    assert shapes(made) == shapes(jax.eval_shape(make)) == shapes(make())
+    state = sharded.add(made, np.arange(4, dtype=np.int32))
+    batch = sharded.sample(state, jax.random.key(0), 32)
+    assert set(np.asarray(batch.data).tolist()) == {0, 1, 2, 3}
+    assert int(sharded.size(sharded.remove(state, batch.ids))) == 0
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("sampler", ["uniform", "prioritized", "window", "shuffled"])
 def test_a_mesh_that_is_set(sampler, tmp_path):

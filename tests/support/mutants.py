@@ -2107,6 +2107,7 @@ MUTANTS = [
     *of("storage/place.py", ("jnp.concatenate([moved[:, None], ring.cursor[3:]])", "jnp.concatenate([moved[:, None], ring.cursor[3:] * 0])", "identity", ("test_tags.py", "given_up"))),
     *of("ops/split.py", ("None, ends, tag=tags.new())", "None, ends)", "identity", ("test_tags.py", "parts"))),
     *of("mesh/load.py", ("            with tags.alike(tag):\n", "            with tags.alike(0):\n", "identity", ("test_tags.py", "mesh"))),
+    *of("mesh/init.py", ("        return tag, jax.P()\n", "        return jnp.broadcast_to(tag, devices), jax.P(axis)\n", "platform", ("test_sharded.py", "a_program_makes"))),
     *of("mesh/init.py", ("np.full(devices, agreed_tag(mesh), np.int32)", "np.full(devices, 0, np.int32)", "identity", ("test_tags.py", "mesh"))),
     *of(
         "ops/named.py",
