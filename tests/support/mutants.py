@@ -1966,8 +1966,8 @@ MUTANTS = [
     *of(
         f"{SB3}/_memory.py",
         ("            self._uniform.forget()\n", "            pass\n", "seam", ("test_steps_by_numpy.py", "distances")),
-        ("        _check_all_there(state)\n        found", "        found", "seam", ("test_sb3.py", "could_be_removed")),
-        ("        _check_all_there(state)\n        vars", "        vars", "seam", ("test_sb3.py", "could_be_removed")),
+        ("        loaded.check_all_there(state)\n        found", "        found", "seam", ("test_sb3.py", "could_be_removed")),
+        ("        loaded.check_all_there(state)\n        vars", "        vars", "seam", ("test_sb3.py", "could_be_removed")),
         (", removable=state.ring.removable)", ")", "disk", ("test_sb3.py", "could_be_removed")),
         (" or (\n            state.capacity != self.spec.capacity\n        ):", ":", "disk", ("test_sb3.py", "saved_and_loaded")),
         ("        self._let_go()\n        leaves, structure", "        leaves, structure", "seam", ("test_sb3.py", "in_place")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -32,8 +33,7 @@ class Drawing(NamedTuple):
 
     def by_numpy(self, spec: BufferSpec, device: Any) -> bool:
         """Whether NumPy can draw them: transitions on the CPU, and no stacks of frames."""
-        plain = type(self.view) in (fbuf.Transition, fbuf.NStep, fbuf.Hindsight)
-        plain &= not self.weighted and self.arrays == "torch"
+        plain = _is_plain(self.view) and not self.weighted and self.arrays == "torch"
         return plain and spec.sampler == fbuf.Uniform() and device.platform == "cpu"
 
     def fields(self, batch: Any) -> Fields:
@@ -57,3 +57,15 @@ class Drawing(NamedTuple):
         if self.weighted and isinstance(batch, fbuf.Sample):
             columns["weight"] = batch.weight
         return columns
+
+
+def _is_plain(view: View) -> bool:
+    """Tell whether a view has no option but those of Stable-Baselines3; a derived buffer may."""
+    if isinstance(view, fbuf.NStep):
+        return not isinstance(view.n, tuple) and view == fbuf.NStep(view.n, gamma=view.gamma)
+    if isinstance(view, fbuf.Hindsight):
+        others = {"discount": None, "nearest": 0, "copies": None, "next_of": None, "fields": None}
+        names = {"goal": "observation.desired_goal", "achieved": "achieved", "reward": "reward"}
+        plain = view == dataclasses.replace(view, **others, **names)
+        return plain and view.strategy in ("future", "final", "episode")
+    return view == fbuf.Transition()

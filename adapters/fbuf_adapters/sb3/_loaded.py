@@ -10,6 +10,7 @@ import numpy as np
 
 import fbuf
 from fbuf.adapter_api import TERMINATED, TRUNCATED
+from fbuf_adapters.sb3._checks import WHERE
 from fbuf_adapters.sb3._staging import Newest
 
 
@@ -46,3 +47,13 @@ def of(state: fbuf.State[Any], n_envs: int) -> Loaded:
         flags[-1] & TRUNCATED > 0,
     )
     return Loaded(newest, collections.deque(ends))
+
+
+def check_all_there(state: fbuf.State[Any]) -> None:
+    """Refuse a state with removed rows: an array of Stable-Baselines3 has no gaps."""
+    if state.ring.removed is not None and (count := int(np.asarray(state.ring.removed))):
+        raise ValueError(
+            f"{WHERE}: {count} rows of this state were removed, and rows of this buffer stay; take "
+            "a state from before fbuf.remove, or fbuf_adapters.pytorch.ReplayBuffer, whose rows "
+            "can be removed"
+        )

@@ -145,7 +145,7 @@ class Memory:
             )
         if self.refuses_states:
             raise ValueError(f"{WHERE}: memory.state cannot be assigned {self.refuses_states}")
-        _check_all_there(state)
+        loaded.check_all_there(state)
         found = loaded.of(state, self.staging.n_envs)
         counted, goes_on = self.steps - self.offset, self.staging.stands_at(found.newest)
         self._let_go()
@@ -450,7 +450,7 @@ class Memory:
                 "version with fbuf.save(path, model.replay_buffer.memory.state)"
             )
         platform, state = kept.pop("platform"), kept.pop("state")
-        _check_all_there(state)
+        loaded.check_all_there(state)
         vars(self).update(kept)
         self.turns = Turns()
         self.device = device_of(platform)
@@ -473,16 +473,6 @@ _PICKLED = {
     "offset",
     "refuses_states",
 }
-
-
-def _check_all_there(state: fbuf.State[Any]) -> None:
-    """Refuse a state with removed rows: an array of Stable-Baselines3 has no gaps."""
-    if state.ring.removed is not None and (count := int(np.asarray(state.ring.removed))):
-        raise ValueError(
-            f"{WHERE}: {count} rows of this state were removed, and rows of this buffer stay; take "
-            "a state from before fbuf.remove, or fbuf_adapters.pytorch.ReplayBuffer, whose rows "
-            "can be removed"
-        )
 
 
 def on_host(array: Any) -> Array:

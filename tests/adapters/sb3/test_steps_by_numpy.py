@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 
 import gymnasium as gym
@@ -364,3 +365,21 @@ def test_goals_with_priorities(arrays):
         np.asarray(batch.rewards)[new, 0], -np.abs(place + 1 - goal)[new, 0]
     )
     buffer.update_priority(batch.ids, np.ones(64, np.float32))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"discount": 0.5},
+        {"nearest": 1},
+        {"strategy": {"future": 0.5, "random": 0.5}},
+        {"copies": 1},
+    ],
+    ids=str,
+)
+def test_other_options_of_a_derived_buffer_are_drawn_by_the_view(options):
+    buffer = walked()
+    drawing, memory = buffer.memory.drawing, buffer.memory
+    assert drawing.by_numpy(memory.spec, memory.device)
+    other = drawing._replace(view=dataclasses.replace(drawing.view, **options))
+    assert not other.by_numpy(memory.spec, memory.device)
