@@ -125,8 +125,10 @@ def test_draws_go_on_when_the_number_of_steps_changes():
         assert found == (fbuf.Transition() if n == 1 else fbuf.NStep(n, gamma=0.9))
         assert (batch.discounts is None) == (n == 1)
         if n > 1:
-            powers = {np.float32(0.9) ** np.float32(k) for k in range(1, n + 1)}
-            assert set(batch.discounts.ravel().tolist()) <= powers
+            # The last bit of a power differs between processors.
+            steps = np.log(batch.discounts.numpy()) / np.log(0.9)
+            np.testing.assert_allclose(steps, np.round(steps), atol=1e-4)
+            assert set(np.round(steps).ravel().astype(int).tolist()) <= set(range(1, n + 1))
 
 
 def test_rows_are_drawn_alike():
