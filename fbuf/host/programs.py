@@ -171,19 +171,19 @@ def batch_of(draw: Any, requested: Requested, taken: Any, *, view: Any, layouts:
 def look(state: Any, ids: fbuf.Ids, key: Any, *, view: Any) -> Requested:
     """Return the requests for the rows of ids."""
     slots, live, _ = find_ids("read", state, ids, view)
-    return request_rows(state, slots, live, view, key)[0]
+    return request_rows(state, slots, live, view, key, drawn=False)[0]
 
 
 @functools.partial(jax.jit, static_argnames=("view", "layouts", "shape"))
 def looked_at(requested: Requested, taken: Any, *, view: Any, layouts: Any, shape: Any) -> Any:
     """Return the batch, built from fetched rows."""
-    return reshaped(_made(requested, taken, view, layouts, zeros=True), shape)
+    return reshaped(_made(requested, taken, view, layouts, drawn=False), shape)
 
 
-def _made(requested: Requested, taken: Any, view: Any, layouts: Any, zeros: bool = False) -> Any:
+def _made(requested: Requested, taken: Any, view: Any, layouts: Any, drawn: bool = True) -> Any:
     source = _Taken(taken, *layouts)
     rows = {name: wanted.read(source) for name, wanted in requested.request.rows.items()}
-    return build_batch(layouts[0], requested, rows, view, zeros)
+    return build_batch(layouts[0], requested, rows, view, drawn)
 
 
 @functools.partial(jax.jit, static_argnames=("count", "keep", "view"))

@@ -86,7 +86,7 @@ def named_rows(function: str, state: State[Any], ids: Ids, view: View, key: Any)
     """Read the rows of ids of any shape through a view; for `read` and `rows`."""
     one_buffer(function, state)
     slots, live, shape = find_ids(function, state, ids, view)
-    batch = gather(state, slots, live, view, key, zeros=True)
+    batch = gather(state, slots, live, view, key, drawn=False)
     return reshaped(recorded(state, batch), shape)
 
 

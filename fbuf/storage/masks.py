@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from fbuf.storage import words
+from fbuf.xla.platform import by_platform
+from fbuf.xla.varying import varying
 
 
 def select(mask: jax.Array, new: jax.Array, old: jax.Array | None = None) -> jax.Array:
@@ -25,3 +29,26 @@ def select(mask: jax.Array, new: jax.Array, old: jax.Array | None = None) -> jax
         chosen = jnp.where(wide, *(lax.bitcast_convert_type(of, bits) for of in (new, old)))
         return lax.bitcast_convert_type(chosen, new.dtype)
     return jnp.where(wide, new, old)
+
+
+def zeroed(mask: jax.Array, leaves: Sequence[jax.Array]) -> list[jax.Array]:
+    """Return arrays with zeros where a mask over their first axes is False.
+
+    On CPU the arrays are gone over only if something is False, in a loop of at most one turn. XLA
+    sees no further than the loop, so it makes the arrays in one pass, and in their own dtypes.
+
+    Args:
+        mask: bool; shaped like the first axes of each array.
+        leaves: Any arrays.
+    """
+
+    def everywhere(mask: jax.Array, leaves: list[jax.Array]) -> list[jax.Array]:
+        return [select(mask, leaf) for leaf in leaves]
+
+    def if_any(mask: jax.Array, leaves: list[jax.Array]) -> list[jax.Array]:
+        some = ~jnp.all(mask)
+        begin = varying((jnp.bool_(True), leaves), mask)
+        turn = lambda carry: (varying(jnp.bool_(False), mask), everywhere(mask, carry[1]))
+        return lax.while_loop(lambda carry: carry[0] & some, turn, begin)[1]
+
+    return by_platform(mask, list(leaves), cpu=if_any, default=everywhere)

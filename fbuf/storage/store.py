@@ -13,6 +13,7 @@ are sorted by the width of their numbers, the widest first. So little is lost to
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, NamedTuple
 
@@ -30,7 +31,7 @@ from fbuf.storage.layout import Field, Layout
 from fbuf.xla.filled import zeros
 from fbuf.xla.loop import zero_after
 from fbuf.xla.platform import by_platform
-from fbuf.xla.rows import read_rows, write_rows
+from fbuf.xla.rows import Part, read_parts, read_rows, write_rows
 
 Item = TypeVar("Item", default=Any)
 
@@ -89,14 +90,15 @@ class Storage(Generic[Item]):
         of `read_rows`, for wide leaves that are read as they lie.
         """
         layout, flat = self.layout, slots.reshape(-1)
-        first, last = columns(layout, self.words.dtype, leaves)
-        words = read_rows(self.words, flat, (first, last))
+        layout.check_width()
+        parts = _parts(layout, self.words.dtype, leaves)
+        narrow = read_parts(self.words, flat, parts) if parts else []
         fields = [layout.fields[leaf] for leaf in leaves if not layout.fields[leaf].narrow]
         wide = [
             read_rows(self.wide[at], flat, by_words=by_words and wide_rows.is_whole(field))
             for at, field in zip(wide_of(layout, leaves), fields, strict=True)
         ]
-        return unpacked(layout, leaves, words, wide, slots.shape)
+        return _in_order(layout, leaves, narrow, wide, slots.shape)
 
     def write(self, slots: jax.Array, rows: Item) -> Storage[Item]:
         """Write `[B]` rows to distinct slots; a slot of `capacity` is left out."""
@@ -130,7 +132,10 @@ class Storage(Generic[Item]):
             old = read_rows(words, jnp.minimum(slots, words.shape[0] - 1))
             fields = [field for field in self.layout.fields if field.narrow]
             places = _places(self.layout.fields, words.dtype)
-            rows = [_unpacked(*pair, old) for pair in zip(fields, places, strict=True)]
+            rows = [
+                _unpacked(field, place, old[:, place.first : place.last])
+                for field, place in zip(fields, places, strict=True)
+            ]
             rows = [narrow.get(number, leaf) for number, leaf in enumerate(rows)]
             new = _packed(rows, words.dtype)
             words = write_rows(words, slots, new)
@@ -185,15 +190,38 @@ def unpacked(
         shape: The shape of the `n` rows.
     """
     layout.check_width()
-    first, places = columns(layout, words.dtype, leaves)[0], _places(layout.fields, words.dtype)
-    others, found = iter(wide), list[jax.Array]()
+    first, parts = columns(layout, words.dtype, leaves)[0], _parts(layout, words.dtype, leaves)
+    narrow = [part.make(words[:, part.first - first : part.last - first]) for part in parts]
+    return _in_order(layout, leaves, narrow, wide, shape)
+
+
+def _parts(layout: Layout, word: Any, leaves: Sequence[int]) -> list[Part]:
+    """Return the words of each narrow leaf, by number, and how they become its rows."""
+    places = _places(layout.fields, np.dtype(word))
+    pairs = [
+        (layout.fields[leaf], places[layout.position(leaf)])
+        for leaf in leaves
+        if layout.fields[leaf].narrow
+    ]
+    return [
+        Part(place.first, place.last, functools.partial(_unpacked, field, place))
+        for field, place in pairs
+    ]
+
+
+def _in_order(
+    layout: Layout,
+    leaves: Sequence[int],
+    narrow: Sequence[jax.Array],
+    wide: Sequence[jax.Array],
+    shape: tuple[int, ...],
+) -> list[jax.Array]:
+    """Return leaves of rows in order, from those of narrow fields and of wide ones as they lie."""
+    rows, others, found = iter(narrow), iter(wide), list[jax.Array]()
     for leaf in leaves:
         field = layout.fields[leaf]
-        if field.narrow:
-            rows = _unpacked(field, places[layout.position(leaf)], words, first)
-        else:
-            rows = wide_rows.read(field, next(others))
-        found.append(lax.stop_gradient(rows.reshape(*shape, *field.shape)))
+        read = next(rows) if field.narrow else wide_rows.read(field, next(others))
+        found.append(lax.stop_gradient(read.reshape(*shape, *field.shape)))
     return found
 
 
@@ -264,12 +292,10 @@ def _places(fields: Sequence[Field], word: np.dtype[Any]) -> list[_Place]:
     return [places[at] for at in range(len(narrow))]
 
 
-def _unpacked(field: Field, place: _Place, words: jax.Array, first: int = 0) -> jax.Array:
-    """Return a narrow leaf `[B, ...]` from words `[B, words]` of rows, which begin at `first`."""
+def _unpacked(field: Field, place: _Place, words: jax.Array) -> jax.Array:
+    """Return a narrow leaf `[B, ...]` from its words of rows."""
     size = words.dtype.itemsize
-    bits = words_of.narrowed(
-        words[:, place.first - first : place.last - first], min(field.dtype.itemsize, size)
-    )
+    bits = words_of.narrowed(words, min(field.dtype.itemsize, size))
     start = (place.byte - place.first * size) // bits.dtype.itemsize
     count = field.size * field.dtype.itemsize // bits.dtype.itemsize
     return words_of.numbers(bits[:, start : start + count], field.shape, field.dtype)

@@ -42,6 +42,7 @@ def check_sampler(
     updates of priorities and clears. After each operation it must hold:
 
     - drawn rows are stored: none was removed or overwritten. Ids and data belong to each other.
+      `min_window` steps of its episode follow each, counting itself.
     - a draw changes nothing, and the same key gives the same batch.
     - `batch.probability` is what `fbuf.probability` says, and what `law` says.
     - a batch is masked where `fbuf.can_sample` says that there is nothing to draw.
@@ -197,12 +198,18 @@ def _is_draw(case: Case, drawn: Any, capacity: int) -> None:
 
 def _drawn_rows(case: Case, pair: Pair, batch: Any) -> None:
     """Require that drawn rows are stored, and that ids, flags and data belong to each other."""
-    oracle, stored = pair.oracle, set(pair.oracle.stored())
+    oracle, stored, sampler = pair.oracle, set(pair.oracle.stored()), pair.sampler
     for at in np.flatnonzero(batch.mask):
         slot, row = int(batch.ids.slot[at]), oracle.at(int(batch.ids.slot[at]))
         case.require(row is not None, f"slot {slot} was drawn, and it holds no row")
         case.require(not row.removed, f"slot {slot} was drawn, and its row was removed")
         case.require(slot in stored, f"slot {slot} was drawn, and its row only reset an env")
+        follow, least = len(oracle.ahead(slot, sampler.min_window)), sampler.min_window
+        case.require(
+            follow == least,
+            f"slot {slot} was drawn, and {follow} steps follow in its episode, counting itself; "
+            f"min_window says {least}",
+        )
         same = batch.ids.generation[at] == row.generation
         data = jax.tree.map(lambda leaf, at=at: leaf[at], batch.data)
         made = pair.make(np.int32(row.number))

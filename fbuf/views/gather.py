@@ -44,7 +44,7 @@ def gather(
     view: View,
     key: Any,
     reads: tuple[jax.Array, ...] = (),
-    zeros: bool = False,
+    drawn: bool = True,
     part: BatchPart | None = None,
 ) -> Batch[Any]:
     """Read rows at `[B]` slots through a view.
@@ -58,15 +58,16 @@ def gather(
         view: The view.
         key: The key of the view; None unless the view is random.
         reads: Further reads; the ids wait until they are done.
-        zeros: Set the data of masked rows to 0; otherwise it is the data of any row.
+        drawn: Whether the sampler has drawn the rows. If not, the data of masked rows is 0;
+            otherwise it is the data of any row.
         part: The part of the batch with these draws; None for the whole batch.
     """
-    requested, flags = request_rows(state, slots, mask, view, key, part)
+    requested, flags = request_rows(state, slots, mask, view, key, part, drawn)
     # No kernel computes with these rows: not a view's, and not the one that blanks masked ones.
-    untouched = type(view) is Item and not zeros and part is None
+    untouched = type(view) is Item and drawn and part is None
     source = RowReader(state, by_words=untouched and are_returned())
     rows = {name: wanted.read(source) for name, wanted in requested.request.rows.items()}
-    batch = build_batch(state.storage.layout, requested, rows, view, zeros)
+    batch = build_batch(state.storage.layout, requested, rows, view, drawn)
     slot = tie(batch.ids.slot, *reads, *flags, *source.reads)
     return dataclasses.replace(batch, ids=dataclasses.replace(batch.ids, slot=slot))
 
@@ -78,6 +79,7 @@ def request_rows(
     view: View,
     key: Any,
     part: BatchPart | None = None,
+    drawn: bool = True,
 ) -> tuple[Requested, list[jax.Array]]:
     """Run the first half of a view; return the request, and the flags that it has read."""
     if state.ring.writes is not None and not view.reads_one_row:
@@ -86,13 +88,13 @@ def request_rows(
             "order of time, so none follows another; read single rows with fbuf.Item(), and store "
             "with a row all that belongs to it"
         )
-    reader = Reader(type(view).__name__, state, mask, part)
+    reader = Reader(type(view).__name__, state, mask, part, slots if drawn else None)
     request = view.request(reader, slots, key)
     return Requested(request, ids_of(state.ring, slots, mask), mask), reader.reads
 
 
 def build_batch(
-    layout: Layout, requested: Requested, rows: dict[str, Any], view: View, zeros: bool = False
+    layout: Layout, requested: Requested, rows: dict[str, Any], view: View, drawn: bool = True
 ) -> Batch[Any]:
     """Run the second half of a view, on the requested rows. Return the batch."""
     reading = view.build(layout, rows, requested.request.seen)
@@ -103,7 +105,7 @@ def build_batch(
     flags = select(mask, reading.flags)
     flags = jnp.swapaxes(flags, 0, 1) if view.time_major else flags
     data = reading.data
-    if zeros and not view.time_major:  # invalid steps are already zeros
+    if not drawn and not view.time_major:  # invalid steps are already zeros
         data = jax.tree.map(lambda leaf: select(mask, leaf), data)
     return Batch(
         data=data,

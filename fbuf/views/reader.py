@@ -50,6 +50,8 @@ class Reader:
         sampler_window: The sampler's window; a drawn row may lack some of its steps.
         reads: The arrays that have been read.
         mask: bool `[B]`; False for a masked draw. None masks no draw.
+        drawn: int32 `[B]`; the slots that the sampler has drawn: the very array that the view gets.
+            None for rows named by their ids, which begin anywhere.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Reader:
         state: State[Any],
         mask: jax.Array | None = None,
         part: BatchPart | None = None,
+        drawn: jax.Array | None = None,
     ) -> None:
         """Read for a view of this name.
 
@@ -66,6 +69,7 @@ class Reader:
             state: The buffer.
             mask: As the attribute.
             part: The part of the batch with these draws; None for the whole batch.
+            drawn: As the attribute.
         """
         self.view = view
         self.ring: Ring = state.ring
@@ -73,6 +77,7 @@ class Reader:
         self.sampler_window: int = state.sampler.window
         self.reads: list[jax.Array] = []
         self.mask = mask
+        self.drawn = drawn
         self._state = state
         self._part = part
 
@@ -108,20 +113,36 @@ class Reader:
         found = read_rows(self.ring.flags, slots.reshape(-1)).reshape(slots.shape)
         return self.record(found)
 
-    def rows(self, slots: jax.Array, fields: Fields = None) -> WantedRows:
-        """Request rows, leaves `[*slots.shape, *shape]`: whole, or a dict of some fields."""
-        return _wanted(slots, self.layout.numbers(self.view, fields))
+    def rows(
+        self, slots: jax.Array, fields: Fields = None, valid: jax.Array | None = None
+    ) -> WantedRows:
+        """Request rows, leaves `[*slots.shape, *shape]`: whole, or a dict of some fields.
 
-    def field(self, slots: jax.Array, name: str, argument: str) -> WantedRows:
+        Args:
+            slots: The rows.
+            fields: As for `fbuf.Item`.
+            valid: bool, shaped like `slots`: rows are zeros where it is False. None zeroes none.
+        """
+        return _wanted(slots, self.layout.numbers(self.view, fields), valid)
+
+    def field(
+        self, slots: jax.Array, name: str, argument: str, valid: jax.Array | None = None
+    ) -> WantedRows:
         """Request a field of the rows: its tree, leaves `[*slots.shape, *shape]`.
 
         `argument` is the view's word for the name, for the message if there is no such field.
+        `valid` is that of `rows`.
         """
-        return _wanted(slots, self.numbers(name, argument))
+        return _wanted(slots, self.numbers(name, argument), valid)
 
-    def leaves(self, slots: jax.Array, numbers: Sequence[int]) -> WantedRows:
-        """Request leaves of the rows by their numbers: a list, `[*slots.shape, *shape]` each."""
-        return _wanted(slots, list(numbers))
+    def leaves(
+        self, slots: jax.Array, numbers: Sequence[int], valid: jax.Array | None = None
+    ) -> WantedRows:
+        """Request leaves of the rows by their numbers: a list, `[*slots.shape, *shape]` each.
+
+        `valid` is that of `rows`.
+        """
+        return _wanted(slots, list(numbers), valid)
 
     def numbers(self, name: str, argument: str) -> Any:
         """Return a field as its tree with the numbers of its leaves."""
@@ -233,7 +254,7 @@ class Reader:
             )
 
 
-def _wanted(slots: jax.Array, numbers: Any) -> WantedRows:
+def _wanted(slots: jax.Array, numbers: Any, valid: jax.Array | None = None) -> WantedRows:
     """Request the leaves of a tree of numbers."""
     leaves, tree = jax.tree.flatten(numbers)
-    return WantedRows(slots, tuple(leaves), tree)
+    return WantedRows(slots, valid, tuple(leaves), tree)

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fbuf._pytree import pytree
+from fbuf.storage.masks import zeroed
 from fbuf.storage.next_obs import Where
 from fbuf.views.episode import CHUNK
 from fbuf.xla.varying import varying
@@ -39,7 +40,7 @@ class Source(Protocol):
         ...
 
     def record(self, read: jax.Array) -> None:
-        """Record a result of `steps`."""
+        """Record what was made of `rows` or `steps`: a later write waits for it."""
         ...
 
 
@@ -57,17 +58,25 @@ class WantedRows(Wanted):
 
     Attributes:
         slots: int32 of any shape, each in range.
+        valid: bool, shaped like `slots`: rows are zeros where it is False. None zeroes none.
         leaves: The numbers of the leaves; static.
         tree: The tree of the result, with leaves `[*slots.shape, *shape]`; static.
     """
 
     slots: jax.Array
+    valid: jax.Array | None
     leaves: tuple[int, ...] = dataclasses.field(metadata={"static": True})
     tree: Any = dataclasses.field(metadata={"static": True})
 
     def read(self, source: Source) -> Any:
         """Read the tree."""
-        return self.tree.unflatten(source.rows(self.slots, self.leaves))
+        found = source.rows(self.slots, self.leaves)
+        if self.valid is not None:
+            found = zeroed(self.valid, found)
+        # Recorded as they are given: a second use of the rows as they lie would cost a pass.
+        for rows in found:
+            source.record(rows)
+        return self.tree.unflatten(found)
 
 
 @pytree

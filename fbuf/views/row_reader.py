@@ -27,9 +27,7 @@ class RowReader:
 
     def rows(self, slots: jax.Array, leaves: Sequence[int]) -> list[jax.Array]:
         """See `fbuf.views.requests.Source`."""
-        found = self._state.storage.read_leaves(slots, leaves, self._by_words)
-        self.reads.extend(found)
-        return found
+        return self._state.storage.read_leaves(slots, leaves, self._by_words)
 
     def kept(self, slots: jax.Array) -> list[jax.Array]:
         """See `fbuf.views.requests.Source`."""

@@ -151,35 +151,36 @@ class Sequence(View[SequenceSteps[Any]]):
         valid = steps.unbroken if crosses else steps.same_episode
         if reader.mask is not None:
             valid &= reader.mask[:, None]
-        wanted: dict[str, Wanted] = {"steps": reader.rows(steps.slots, self.fields)}
+        wanted: dict[str, Wanted] = {}
         known = None
         if self.next_of is not None:
             rows = steps.slots.reshape(-1), steps.flags.reshape(-1)
             wanted["next"], found = reader.next_observation(*rows, self.next_of)
             known = jnp.all(found.reshape(valid.shape) | ~valid, axis=1)
             valid &= known[:, None]
+        wanted["steps"] = reader.rows(steps.slots, self.fields, valid)
         number = jnp.arange(total, dtype=jnp.int32)[None]
         loss_mask = valid & (number >= self.burn_in) & (number < self.burn_in + self.length)
         ends = steps.flags & ENDS > 0
         begins = _begins(ring, slots, steps.before, steps.flags[:, 0])
         is_first = jnp.concatenate([begins[:, None], ends[:, :-1]], axis=1) & valid
         if self.state is not None:
-            wanted["state"] = reader.field(slots, self.state, "state")
+            wanted["state"] = reader.field(slots, self.state, "state", valid[:, 0])
         flags = jnp.where(valid, steps.flags, 0)
         return Request(wanted, (valid, loss_mask, is_first, flags, known))
 
     def build(self, layout: Layout, rows: dict[str, Any], seen: Any) -> Reading:
-        """Zero the invalid steps."""
+        """Put the rows in their places; next observations are zeros where a step is not valid."""
         valid, loss_mask, is_first, flags, known = seen
-        item = jax.tree.map(lambda leaf: select(valid, leaf), rows["steps"])
         by_step = lambda leaf: select(valid, leaf.reshape(*valid.shape, *leaf.shape[1:]))
         led_to = jax.tree.map(by_step, rows.get("next"))
-        data = SequenceSteps(item, valid, loss_mask, is_first, None, led_to, self.time_major)
+        data = SequenceSteps(
+            rows["steps"], valid, loss_mask, is_first, None, led_to, self.time_major
+        )
         if self.time_major:
             data = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), data)
         if self.state is not None:
-            first = jax.tree.map(lambda leaf: select(valid[:, 0], leaf), rows["state"])
-            data = dataclasses.replace(data, state=first)
+            data = dataclasses.replace(data, state=rows["state"])
         return Reading(data, flags, known)
 
     def _check_window(self, reader: Reader, total: int) -> None:

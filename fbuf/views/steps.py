@@ -17,7 +17,8 @@ class Steps:
 
     Attributes:
         slots: int32, each in range.
-        flags: uint8; the flags of the rows.
+        flags: uint8; the flags of the rows. Between the first and the last row of a whole window
+            they are 0: no such row ends an episode, and none was removed.
         unbroken: bool; the row has been written, and no row up to it was removed.
         same_episode: bool; the row is unbroken, and in the same episode as the first one.
         before: uint8 `[B]`; the flags in the slot before the first; None unless requested.
@@ -39,6 +40,8 @@ def following(
     one read also gets the flags before the first row.
     """
     ring = reader.ring
+    if slots is reader.drawn and reader.window >= steps and not over_dummies:
+        return _of_whole_windows(reader, slots, steps, before)
     # A dummy follows an end, so at most every second row is a dummy.
     skips = over_dummies and ring.autoreset == "next_step"
     number = jnp.arange(-int(before), 2 * steps if skips else steps, dtype=jnp.int32)[None]
@@ -61,6 +64,24 @@ def following(
     goes_on = flags & ENDS == 0
     went_on = jnp.concatenate([jnp.ones_like(goes_on[:, :1]), goes_on[:, :-1]], axis=1)
     return Steps(all_slots, flags, unbroken, unbroken & _all_so_far(went_on), flags_before)
+
+
+def _of_whole_windows(reader: Reader, slots: jax.Array, steps: int, before: bool) -> Steps:
+    """Find the steps of drawn rows that many steps of one episode follow; see `following`.
+
+    The sampler knows that all these steps are there, so few flags are read. Masked draws may be of
+    rows that are not followed so.
+    """
+    ring = reader.ring
+    all_slots = ring.later(slots[:, None], jnp.arange(steps, dtype=jnp.int32)[None])
+    asked = [ring.later(slots, -1)] if before else []
+    asked += [all_slots[:, 0]] if steps == 1 else [all_slots[:, 0], all_slots[:, -1]]
+    found = reader.flags(jnp.stack(asked, axis=1))
+    flags_before, found = (found[:, 0], found[:, 1:]) if before else (None, found)
+    between = jnp.zeros((slots.shape[0], max(steps - 2, 0)), found.dtype)
+    flags = jnp.concatenate([found[:, :1], between, found[:, 1:]], axis=1)
+    always = jnp.ones(flags.shape, jnp.bool_)
+    return Steps(all_slots, flags, always, always, flags_before)
 
 
 def preceding(reader: Reader, slots: jax.Array, most: int) -> jax.Array:

@@ -129,12 +129,14 @@ class Window(View[WindowStep[Any]]):
         for name, offsets in self._pairs:
             wished = jnp.array(offsets, jnp.int32)[None]
             found = jnp.clip(wished, -before, jnp.maximum(after, 0))
-            wanted[f"of {name}"] = reader.leaves(
-                reader.ring.later(slots[:, None], found), windows[name]
-            )
             valid[name] = found == wished
             if reader.mask is not None:
                 valid[name] &= reader.mask[:, None]
+            wanted[f"of {name}"] = reader.leaves(
+                reader.ring.later(slots[:, None], found),
+                windows[name],
+                valid[name] if self.pad == "zero" else None,
+            )
         return Request(wanted, (valid, steps.flags[:, 0]))
 
     def build(self, layout: Layout, rows: dict[str, Any], seen: Any) -> Reading:
@@ -143,10 +145,7 @@ class Window(View[WindowStep[Any]]):
         windows, others = self._leaves(layout)
         leaves = dict(zip(others, rows["others"], strict=True))
         for name, numbers in windows.items():
-            found = rows[f"of {name}"]
-            if self.pad == "zero":
-                found = [select(valid[name], leaf) for leaf in found]
-            leaves |= zip(numbers, found, strict=True)
+            leaves |= zip(numbers, rows[f"of {name}"], strict=True)
         item = jax.tree.map(leaves.get, layout.numbers("Window", self.fields))
         return Reading(WindowStep(item, valid), flags)
 

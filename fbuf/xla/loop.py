@@ -229,24 +229,39 @@ def fetched(
     )
 
 
-def gathered(array: jax.Array, rows: jax.Array, at: tuple[int, ...] | None = None) -> jax.Array:
-    """Gather rows at `[B]` places, each in range: the number `at` a place in each row, or all."""
+def gathered(
+    array: jax.Array,
+    rows: jax.Array,
+    at: tuple[int, ...] = (),
+    columns: tuple[int, int] | None = None,
+) -> jax.Array:
+    """Gather rows at `[B]` places, each in range.
+
+    Args:
+        array: `[n, ...]`.
+        rows: int32 `[B]`.
+        at: The place of the only number to gather of each row; empty for more of them.
+        columns: The first column of `[n, columns]` to gather, and the one behind the last. None is
+            all.
+    """
 
     @jax.custom_batching.custom_vmap
     def gather(array: jax.Array, rows: jax.Array) -> jax.Array:
         # Not `array.at[...]`, which takes several times as long to trace.
         buffers = rows.ndim - 1
         first = [lax.broadcasted_iota(jnp.int32, rows.shape, axis) for axis in range(buffers)]
-        fixed = [lax.full(rows.shape, index, jnp.int32) for index in at or ()]
-        columns = [lax.expand_dims(index, (rows.ndim,)) for index in (*first, rows, *fixed)]
-        indices = lax.concatenate(columns, rows.ndim) if len(columns) > 1 else columns[0]
-        collapsed = tuple(range(len(columns)))
+        begin = columns[:1] if columns else ()
+        fixed = [lax.full(rows.shape, index, jnp.int32) for index in (*at, *begin)]
+        places = [lax.expand_dims(index, (rows.ndim,)) for index in (*first, rows, *fixed)]
+        indices = lax.concatenate(places, rows.ndim) if len(places) > 1 else places[0]
+        fewer = len(places) - len(begin)
         numbers = lax.GatherDimensionNumbers(
-            offset_dims=tuple(range(rows.ndim, rows.ndim + array.ndim - len(columns))),
-            collapsed_slice_dims=collapsed,
-            start_index_map=collapsed,
+            offset_dims=tuple(range(rows.ndim, rows.ndim + array.ndim - fewer)),
+            collapsed_slice_dims=tuple(range(fewer)),
+            start_index_map=tuple(range(len(places))),
         )
-        taken = (*(1,) * len(columns), *array.shape[len(columns) :])
+        row = (columns[1] - columns[0],) if columns else array.shape[fewer:]
+        taken = (*(1,) * fewer, *row)
         return lax.gather(array, indices, numbers, taken, mode="promise_in_bounds")
 
     # JAX's own rule would have a gather for several buffers that XLA runs slowly on CPU.

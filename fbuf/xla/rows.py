@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import math
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +21,11 @@ _LONG = 64
 _FEW = 16
 """The most rows of a small array that are not worth a loop."""
 
-_MANY, _MANY_CACHED = 2**13, 2**11
-"""The least cache lines to read for which waking other threads pays; from a small array."""
+_MANY = 2**13
+"""The least cache lines to read for which waking other threads pays."""
+
+_APART, _WIDE = 512, 6
+"""The least rows whose parts are worth a gather each, and the least mean of their columns."""
 
 _WIDEST_LOAD = 16
 """Bytes; the widest load of a GPU, of four words. Four narrower numbers take one load, too."""
@@ -88,9 +92,66 @@ def read_rows(
     if slots.shape[0] <= _FEW and not is_large(leaf.size, leaf.dtype):
         return with_room(gather, leaf, slots)
     slots = fetched(leaf, slots, slots, (first, last))
-    lines = slots.shape[0] * math.ceil(size * leaf.dtype.itemsize / LINE)
-    many = _MANY if is_large(leaf.size, leaf.dtype) else _MANY_CACHED
-    return gather(leaf, slots) if lines >= many else by_halves(gather, leaf, slots)
+    if _stays_in_thread(leaf, slots.shape[0], size):
+        return by_halves(gather, leaf, slots)
+    return gather(leaf, slots)
+
+
+class Part(NamedTuple):
+    """Some columns of `[capacity, columns]`, and what is made of them.
+
+    Attributes:
+        first: The first column.
+        last: The column behind the last.
+        make: Returns the result from rows `[B, last - first]`, for any B. It must hold no array.
+    """
+
+    first: int
+    last: int
+    make: Callable[[jax.Array], jax.Array]
+
+
+def read_parts(leaf: jax.Array, slots: jax.Array, parts: Sequence[Part]) -> list[jax.Array]:
+    """Return what is made of parts of the rows at `[B]` slots, `[B, ...]` each; see `read_rows`.
+
+    On CPU each part of many rows is gathered by itself, and written as what is made of it. Rows
+    that are gathered as they lie would be gone over once more.
+
+    Args:
+        leaf: `[capacity, columns]`.
+        slots: int32 `[B]`, each in range.
+        parts: At least one.
+    """
+    first, last = min(part.first for part in parts), max(part.last for part in parts)
+
+    def together(leaf: jax.Array, slots: jax.Array) -> list[jax.Array]:
+        rows = read_rows(leaf, slots, (first, last))
+        return [part.make(rows[:, part.first - first : part.last - first]) for part in parts]
+
+    if slots.shape[0] < _APART or not _WIDE * len(parts) <= last - first < _LONG:
+        return together(leaf, slots)
+
+    def apart(leaf: jax.Array, slots: jax.Array) -> list[jax.Array]:
+        slots = fetched(leaf, slots, slots, (first, last))
+        read = by_halves if _stays_in_thread(leaf, slots.shape[0], last - first) else _made
+        return [read(_gathers(part), leaf, slots) for part in parts]
+
+    return by_platform(leaf, slots, cpu=apart, default=together)
+
+
+def _gathers(part: Part) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """Return a function that makes a part of rows."""
+    return lambda leaf, slots: part.make(gathered(leaf, slots, columns=(part.first, part.last)))
+
+
+def _made(make: Callable[..., jax.Array], *given: jax.Array) -> jax.Array:
+    return make(*given)
+
+
+def _stays_in_thread(leaf: jax.Array, batch: int, size: int) -> bool:
+    """Tell whether to gather some numbers of each row in one thread: others cost time to wake."""
+    lines = batch * math.ceil(size * leaf.dtype.itemsize / LINE)
+    return lines < _MANY
 
 
 def _has_words(leaf: jax.Array, batch: int) -> bool:

@@ -89,6 +89,8 @@ EAGER = "test_contracts.py", "eager_calls"
 CONSUMED = "test_contracts.py", "consumed"
 ONE_ROW = "test_contracts.py", "every_byte and common7"
 READ = "test_read.py", ""
+MANY_ROWS, WHOLE_WINDOWS = ("test_many_rows.py", ""), ("test_whole_windows.py", "")
+ON_HOST = "test_host.py", "view or fields"
 IN_PLACE = ("test_in_place.py", "one_trace")
 CAUSES = ("test_check_in_place.py", "by_name")
 NOTHING = ("test_windows.py", "says_so or above_zero")
@@ -183,7 +185,7 @@ MUTANTS = [
         ("[narrow.get(number, leaf) for", "[leaf for", "views", WRITTEN),
         ("place.byte - place.first * size", "place.byte * 0", "dtype", STORAGE),
         ("-(-count // _PART), body, words", "count // _PART, body, words", "seam", STORAGE),
-        ("[:, place.first - first : place.last - first]", "[:, place.first : place.last]", "views", N_STEP),
+        ("words[:, part.first - first : part.last - first]", "words[:, part.first : part.last]", "views", ON_HOST),
     ),
     *of(
         "storage/words.py",
@@ -299,14 +301,24 @@ MUTANTS = [
         ("jnp.where(live, flat.slot, 0), live, shape", "jnp.where(live, flat.slot, 0), live | True, shape", "read", READ),
     ),
     *of(
+        "storage/masks.py",
+        ("some = ~jnp.all(mask)", "some = ~jnp.any(mask)", "mask", MANY_ROWS),
+        ("return [select(mask, leaf) for leaf in leaves]", "return list(leaves)", "mask", MANY_ROWS),
+    ),
+    *of(
+        "testing/check_sampler.py",
+        ("follow == least", "follow > 0", "views", WHOLE_WINDOWS),
+    ),
+    *of(
         "views/gather.py",
         ("mask &= reading.known", "mask &= True", "mask", LOST),
-        ("untouched = type(view) is Item and not zeros and part is None", "untouched = not zeros and part is None", "frames", BY_WORDS),
-        ("type(view) is Item and not zeros and part is None", "type(view) is Item and part is None", "frames", BY_WORDS),
-        ("type(view) is Item and not zeros and part is None", "type(view) is Item and not zeros", "frames", ("test_rows_by_words.py", "mesh")),
+        ("untouched = type(view) is Item and drawn and part is None", "untouched = drawn and part is None", "frames", BY_WORDS),
+        ("type(view) is Item and drawn and part is None", "type(view) is Item and part is None", "frames", BY_WORDS),
+        ("type(view) is Item and drawn and part is None", "type(view) is Item and drawn", "frames", ("test_rows_by_words.py", "mesh")),
         ("slot = tie(batch.ids.slot, *reads, *flags, *source.reads)", "slot = batch.ids.slot", "order", place(2)),
         ("lambda leaf: select(mask, leaf), data", "lambda leaf: leaf, data", "read", READ),
-        ("if zeros and not view.time_major:", "if zeros:", "read", READ),
+        ("slots if drawn else None", "slots", "views", WHOLE_WINDOWS),
+        ("if not drawn and not view.time_major:", "if not drawn:", "read", READ),
         ("jnp.swapaxes(flags, 0, 1) if view.time_major", "flags if view.time_major", "views", READ),
         ("flags = select(mask, reading.flags)", "flags = reading.flags", "mask", READ),
     ),
@@ -538,6 +550,8 @@ MUTANTS = [
         "xla/rows.py",
         ("if slots.shape[0] == 1:", "if slots.shape[0] == -1:", "order", ("test_contracts.py", "single")),
         ("else rows[:, first:last]", "else rows[:, : last - first]", "views", N_STEP),
+        ("rows[:, part.first - first : part.last - first]", "rows[:, part.first : part.last]", "views", N_STEP),
+        ("columns=(part.first, part.last)", "columns=(0, part.last - part.first)", "dtype", MANY_ROWS),
         ("together = 4 // leaf.dtype.itemsize", "together = 4", "frames", BY_WORDS),
         ("row % _WIDEST_LOAD == 0", "row % 4 == 0", "frames", BY_WORDS),
         ("        _returned.reset(before)", "        pass", "frames", BY_WORDS),
@@ -918,6 +932,10 @@ MUTANTS = [
         ("_all_so_far((flags & REMOVED == 0) & stored)", "(flags & REMOVED == 0) & stored", "views", N_STEP),
         ("unbroken & _all_so_far(went_on)", "unbroken & _all_so_far(goes_on)", "episode end", N_STEP),
         ("jnp.broadcast_to(number <= newer", "jnp.broadcast_to(number < newer", "seam", N_STEP),
+        ("slots is reader.drawn", "reader.drawn is not None", "views", WHOLE_WINDOWS),
+        ("reader.window >= steps", "reader.sampler_window >= steps", "views", WHOLE_WINDOWS),
+        ("[ring.later(slots, -1)] if before", "[slots] if before", "views", WHOLE_WINDOWS),
+        ("all_slots[:, 0], all_slots[:, -1]", "all_slots[:, 0], all_slots[:, 0]", "views", WHOLE_WINDOWS),
     ),
     *of(
         "views/n_step.py",
@@ -1054,7 +1072,7 @@ MUTANTS = [
         ("dtype=jnp.int32)[:, None] - 1", "dtype=jnp.int32)[:, None]", "episode end", WINDOWED),
         ("jnp.clip(wished, -before, ", "jnp.clip(wished, -before - 1, ", "episode end", WINDOWED),
         ("valid[name] = found == wished", "valid[name] = found <= wished", "mask", WINDOWED),
-        ("if self.pad == \"zero\":", "if False:", "views", WINDOWED),
+        ("if self.pad == \"zero\" else None", "if False else None", "views", WINDOWED),
         ("for offset in (0, *offsets)", "for offset in offsets", "views", WINDOWED),
         ("-min(every))[:, None]", "-min(every) - 1)[:, None]", "views", WINDOWED),
     ),
