@@ -390,6 +390,12 @@ class ReplayBuffer(Priorities, buffers.ReplayBuffer):
                 "buffer with fbuf.Uniform()"
             )
         memory, steps = self.memory, np.asarray(batch_inds)
+        if steps.dtype.kind not in "iu":
+            raise TypeError(
+                f"{WHERE}: batch_inds must be integers, the positions of rows, got {steps.dtype}; "
+                "give np.flatnonzero(mask) for a mask"
+            )
+        steps = steps.astype(np.int64)  # unsigned ones would not go together with others
         if not memory.steps:
             raise RuntimeError(f"{WHERE}: the buffer is empty; add rows before")
         with memory.turns.held():

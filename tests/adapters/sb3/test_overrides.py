@@ -165,6 +165,19 @@ def test_positions_of_no_row_are_refused():
     for wrong in (1, 20, -1, -21):
         with pytest.raises(IndexError, match=f"there is none at {wrong}"):
             buffer._get_samples(np.array([0, wrong]))
+    with pytest.raises(TypeError, match="must be integers, the positions of rows, got bool"):
+        buffer._get_samples(np.array([True]))
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint32", "uint64"])
+def test_positions_may_be_integers_of_any_dtype(dtype):
+    buffer = ReplayBuffer(400, FLOATS, ACTIONS, "cpu")
+    none = np.zeros(1)
+    for number in range(300):  # more than a byte counts
+        row = np.full((1, 3), number, np.float32)
+        buffer.add(row, row + 1, np.zeros((1, 2)), none, none, [{}])
+    found = buffer._get_samples(np.array([1, 127, 5], dtype))
+    assert found.observations[:, 0].tolist() == [1, 127, 5]
 
 
 def test_an_override_of_one_object_is_called():
