@@ -55,6 +55,9 @@ def newest_ids(state: State[Any], count: int) -> Ids:
 
 
 def newest(ring: Ring, count: int) -> Ids:
-    """Name the newest rows of each lane, oldest first; or the last slots, in their order."""
+    """Return the ids of the newest rows of each lane, oldest first.
+
+    Where rows lie in no order of time, they are those of the last slots.
+    """
     back = jnp.arange(count - 1, -1, -1, dtype=jnp.int32)[None]
     return live_ids(ring, slots_back(ring, back, back < ring.lane_steps()[:, None]))

@@ -180,7 +180,7 @@ def check_axes(function: str, batch: Any, size: int) -> None:
         if True in time_first:
             raise ValueError(
                 f"fbuf.{function}: batch has time first, [T, B, ...], and not its rows; leave "
-                "time_major out of the view, and turn what comes out"
+                "time_major out of the view, and swap the axes of the result"
             )
         if not time_first:
             raise ValueError(

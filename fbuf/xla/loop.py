@@ -290,7 +290,8 @@ def by_entries(
         sources: Other arrays of the buffer, which the turns read.
         batch: `[B]` each, of at least one entry.
         shared: Numbers that are the same for all buffers.
-        count: The number of entries of the loop; with several buffers, and by default, all.
+        count: The number of entries that the loop takes. With several buffers, and by default, it
+            takes all.
     """
 
     @jax.custom_batching.custom_vmap

@@ -532,7 +532,7 @@ class ReplayBuffer(Copied):
 
         Cost: O(N) at first, and then O(T) each.
         """
-        return self._episodes()  # a frame that yields, torch.compile would trace
+        return self._episodes()  # torch.compile would trace a generator
 
     def _episodes(self) -> Iterator[Any]:
         for slots, data in _reading.read_episodes(self.contents):

@@ -501,7 +501,7 @@ class TensorDictReplayBuffer(Copied):
 
         Cost: O(N) for the first episode, and O(T) for each later one.
         """
-        return self._episodes()  # a frame that yields, torch.compile would trace
+        return self._episodes()  # torch.compile would trace a generator
 
     def _episodes(self) -> Iterator[TensorDictBase]:
         for slots, data in _reading.read_episodes(self.buffer.contents):

@@ -22,7 +22,7 @@ _BATCHES = 16
 
 
 class _Seen:
-    """A tensor as it is now. It may go, and another one may take its place in memory."""
+    """A tensor as it is now. It may be deleted, and another tensor may take its memory."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         """Look at a tensor, and do not keep it."""

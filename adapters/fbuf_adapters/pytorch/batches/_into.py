@@ -218,7 +218,9 @@ def _check(pair: _Pair) -> None:
     target, source = pair.target, pair.source
     for one in (target, source):
         if one.layout is not torch.strided or one.is_nested or one.is_quantized:
-            raise pair.refuse("is sparse, nested or quantised; have the transform return others")
+            raise pair.refuse(
+                "is sparse, nested or quantised; have the transform return dense tensors"
+            )
     if (
         target.shape != source.shape
         or target.dtype != source.dtype
