@@ -27,6 +27,7 @@ from fbuf.views.gather import gather
 from fbuf.views.item import Item
 from fbuf.views.protocol import Data, View
 from fbuf.views.reader import BatchPart
+from fbuf.views.sequence import Sequence, SequenceSteps
 from fbuf.xla.across import summed
 from fbuf.xla.varying import varying
 
@@ -74,8 +75,12 @@ def layout_of_batch(state: ShardedState[Any], view: View) -> Any:
     """Return the layout of a batch on the mesh."""
     rows: Any = state.spec
     steps: Any = PartitionSpec(None, state.axis) if view.time_major else rows
+    data = steps
+    if isinstance(view, Sequence) and view.time_major and view.state is not None:
+        # The state is of the first steps alone, and has no axis of steps.
+        data = SequenceSteps[Any, Any](steps, steps, steps, steps, rows, steps, time_major=True)
     return ShardedSample[Any](
-        data=steps,
+        data=data,
         ids=rows,
         mask=rows,
         terminated=steps,
@@ -117,7 +122,13 @@ def _turned(batch: Any, view: View) -> Any:
     if not view.time_major:
         return batch
     parts = {name: getattr(batch, name) for name in ("data", "terminated", "truncated")}
-    return dataclasses.replace(batch, **jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), parts))
+    state = None
+    if isinstance(batch.data, SequenceSteps):
+        state, parts["data"] = batch.data.state, dataclasses.replace(batch.data, state=None)
+    parts = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), parts)
+    if state is not None:
+        parts["data"] = dataclasses.replace(parts["data"], state=state)
+    return dataclasses.replace(batch, **parts)
 
 
 def drawn(

@@ -34,8 +34,9 @@ def select(mask: jax.Array, new: jax.Array, old: jax.Array | None = None) -> jax
 def zeroed(mask: jax.Array, leaves: Sequence[jax.Array]) -> list[jax.Array]:
     """Return arrays with zeros where a mask over their first axes is False.
 
-    On CPU the arrays are gone over only if something is False, in a loop of at most one turn. XLA
-    sees no further than the loop, so it makes the arrays in one pass, and in their own dtypes.
+    On CPU the arrays are gone over only if something is False, in a loop of at most one turn. The
+    loop is the one use of gathered rows, so XLA gathers them in their own dtypes. With another use
+    beside it, XLA would gather them as they lie, and convert them in a second pass.
 
     Args:
         mask: bool; shaped like the first axes of each array.

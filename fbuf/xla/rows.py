@@ -150,8 +150,7 @@ def _made(make: Callable[..., jax.Array], *given: jax.Array) -> jax.Array:
 
 def _stays_in_thread(leaf: jax.Array, batch: int, size: int) -> bool:
     """Tell whether to gather some numbers of each row in one thread: others cost time to wake."""
-    lines = batch * math.ceil(size * leaf.dtype.itemsize / LINE)
-    return lines < _MANY
+    return batch * math.ceil(size * leaf.dtype.itemsize / LINE) < _MANY
 
 
 def _has_words(leaf: jax.Array, batch: int) -> bool:

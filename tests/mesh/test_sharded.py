@@ -707,3 +707,22 @@ def test_a_place_is_how_many_of_its_shard_come_before(monkeypatch):
         with inside.forms_of_other_platforms():
             places = jax.jit(lambda parts: exchange._places(parts, 5))(parts)
         np.testing.assert_array_equal(places, expected)
+
+
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_the_state_of_first_steps_has_no_axis_of_time_to_swap(shape):
+    item = {"h": jnp.zeros(shape), "n": jnp.int32(0)}
+    mesh = jax.make_mesh((8,), ("data",))
+    options = {"mesh": mesh, "num_envs": 8, "sampler": fbuf.Uniform(window=2)}
+    state = sharded.init(item, 64, **options)
+    numbers = jnp.arange(48, dtype=jnp.int32).reshape(6, 8)
+    h = jnp.broadcast_to(
+        numbers.astype(jnp.float32).reshape(6, 8, *(1,) * len(shape)), (6, 8, *shape)
+    )
+    state = fbuf.add(state, {"h": h, "n": numbers}, time_major=True)
+    view = fbuf.Sequence(2, time_major=True, state="h")
+    data = jax.device_get(fbuf.sample(state, jax.random.key(0), 16, view=view).data)
+    assert data.item["n"].shape == (2, 16)
+    assert data.state.shape == (16, *shape)
+    np.testing.assert_array_equal(data.state.reshape(16, -1)[:, 0], data.item["n"][0])
+    np.testing.assert_array_equal(data.item["n"][1] - data.item["n"][0], 8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import pickle
 import warnings
@@ -598,3 +599,39 @@ def test_other_misuse_is_named():
         mixer.sample([state, state], jax.random.key(0))
     with pytest.raises(ValueError, match="states must be one a buffer, got 1 for 2"):
         mixer.can_sample([state])
+
+
+@pytest.mark.parametrize("cut", ["load", "end_episode"])
+@pytest.mark.parametrize("kind", ["trajectory", "flat"])
+def test_windows_go_across_the_end_that_a_load_sets(kind, cut, tmp_path):
+    if kind == "flat":
+        buffer = fbx.make_flat_buffer(16, 2, 64)
+    else:
+        buffer = fbx.make_trajectory_buffer(1, 64, 3, 1, 3, max_length_time_axis=16)
+    length = 2 if kind == "flat" else 3
+    state = buffer.init({"x": jnp.int32(0)})
+    rows = jnp.arange(1, 7, dtype=jnp.int32)
+    for number, row in enumerate(rows):
+        if number == 3 and cut == "load":
+            fbuf.save(tmp_path / "run", state.buffer)
+            loaded = fbuf.load(tmp_path / "run", sampler=state.buffer.sampler).state
+            state = dataclasses.replace(state, buffer=loaded)
+        elif number == 3:
+            state = dataclasses.replace(state, buffer=fbuf.end_episode(state.buffer))
+        state = buffer.add(state, {"x": row if kind == "flat" else row.reshape(1, 1)})
+    drawn = buffer.sample(state, jax.random.key(0)).experience
+    steps = (
+        drawn["x"] if kind == "trajectory" else jnp.stack([drawn.first["x"], drawn.second["x"]], 1)
+    )
+    assert {tuple(window) for window in np.asarray(steps).tolist()} == {
+        tuple(range(first, first + length)) for first in range(1, 8 - length)
+    }
+    # Views of fbuf see the end.
+    view = fbuf.NStep(3, gamma=1.0, reward="x", next_observation="x")
+    batch = fbuf.sample(state.buffer, jax.random.key(1), 64, view=view)
+    ends = {1: 6, 2: 5, 3: 3}
+    for first, reward, cut_off in zip(
+        batch.data.item["x"], batch.data.reward, batch.truncated, strict=True
+    ):
+        if int(first) in ends:
+            assert (float(reward), bool(cut_off)) == (ends[int(first)], True)

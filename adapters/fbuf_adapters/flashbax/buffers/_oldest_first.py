@@ -29,6 +29,11 @@ class OldestFirst(Sampler):
     period: int = 1
 
     @property
+    def min_window(self) -> int:
+        """The drawn row alone is sure to be of its episode: an end may come right behind it."""
+        return 1
+
+    @property
     def follows_episodes(self) -> bool:
         """Whether the ring must know where in its episode each row is."""
         return False

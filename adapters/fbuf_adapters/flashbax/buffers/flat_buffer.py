@@ -7,12 +7,12 @@ from typing import Any, Generic, NamedTuple
 
 import jax
 
-import fbuf
 from fbuf.adapter_api import check
 from fbuf_adapters.flashbax.buffers import _arguments
 from fbuf_adapters.flashbax.buffers._dataclasses import Replaceable
 from fbuf_adapters.flashbax.buffers._made import Sizes, made
 from fbuf_adapters.flashbax.buffers._oldest_first import OldestFirst
+from fbuf_adapters.flashbax.buffers._window import Window
 from fbuf_adapters.flashbax.buffers.trajectory_buffer import Experience, TrajectoryBufferState
 from fbuf_adapters.flashbax.buffers.trajectory_buffer import TrajectoryBuffer as TrajectoryBuffer
 
@@ -61,7 +61,7 @@ def flat_sizes(
         least=max(least, 2),
         axes=axes,
         batch_size=check.integer(function, "sample_batch_size", sample_batch_size),
-        view=fbuf.Sequence(2),
+        view=Window(2),
         experience=pair,
     )
 
@@ -114,9 +114,9 @@ def make_flat_buffer(
     return made(TrajectoryBuffer, TrajectoryBufferState, TransitionSample, sizes, OldestFirst(2))
 
 
-def pair(data: Any) -> ExperiencePair[Any]:
+def pair(steps: Any) -> ExperiencePair[Any]:
     """Take windows of two steps apart."""
     return ExperiencePair(
-        first=jax.tree.map(lambda leaf: leaf[:, 0], data.item),
-        second=jax.tree.map(lambda leaf: leaf[:, 1], data.item),
+        first=jax.tree.map(lambda leaf: leaf[:, 0], steps),
+        second=jax.tree.map(lambda leaf: leaf[:, 1], steps),
     )

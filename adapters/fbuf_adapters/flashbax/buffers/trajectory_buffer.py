@@ -14,6 +14,7 @@ from fbuf_adapters.flashbax.buffers import _arguments, _steps
 from fbuf_adapters.flashbax.buffers._dataclasses import Replaceable
 from fbuf_adapters.flashbax.buffers._made import Sizes, made
 from fbuf_adapters.flashbax.buffers._oldest_first import OldestFirst
+from fbuf_adapters.flashbax.buffers._window import Window
 
 Experience = TypeVar("Experience")
 
@@ -169,11 +170,6 @@ def window_sizes(
         least=max(length, least),
         axes=("add_batch_size", "steps"),
         batch_size=check.integer(function, "sample_batch_size", sample_batch_size),
-        view=fbuf.Sequence(length),
-        experience=windows,
+        view=Window(length),
+        experience=lambda steps: steps,
     )
-
-
-def windows(data: Any) -> Any:
-    """Return the steps of windows."""
-    return data.item
