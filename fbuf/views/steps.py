@@ -17,8 +17,8 @@ class Steps:
 
     Attributes:
         slots: int32, each in range.
-        flags: uint8; the flags of the rows. Between the first and the last row of a whole window
-            they are given as 0: no such row ends an episode, and none was removed.
+        flags: uint8; the flags of the rows. Between the ends of a whole window they are given as 0.
+            No such row ends an episode, and none was removed.
         unbroken: bool; the row has been written, and no row up to it was removed. True for masked
             draws of whole windows.
         same_episode: bool; the row is unbroken, and in the same episode as the first one. Likewise.

@@ -389,6 +389,8 @@ MUTANTS = [
     ),
     *of(
         "mesh/sample.py",
+        ("if isinstance(batch.data, SequenceSteps):", "if False:", "views", ("test_sharded.py", "axis_of_time")),
+        ("view.time_major and view.state is not None", "view.time_major and False", "views", ("test_sharded.py", "axis_of_time")),
         ("    read_before_write.note_read(state, batch.ids.slot)\n", "", "order", ("test_in_place.py", "mesh")),
     ),
     *of(
