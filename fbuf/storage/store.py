@@ -31,7 +31,7 @@ from fbuf.storage.layout import Field, Layout
 from fbuf.xla.filled import zeros
 from fbuf.xla.loop import zero_after
 from fbuf.xla.platform import by_platform
-from fbuf.xla.rows import Part, read_parts, read_rows, write_rows
+from fbuf.xla.rows import Part, read_parts, read_rows, taken_apart, write_rows
 
 Item = TypeVar("Item", default=Any)
 
@@ -130,12 +130,8 @@ class Storage(Generic[Item]):
                 wide[position] = write_rows(wide[position], slots, new)
         if narrow:
             old = read_rows(words, jnp.minimum(slots, words.shape[0] - 1))
-            fields = [field for field in self.layout.fields if field.narrow]
-            places = _places(self.layout.fields, words.dtype)
-            rows = [
-                _unpacked(field, place, old[:, place.first : place.last])
-                for field, place in zip(fields, places, strict=True)
-            ]
+            every = range(len(self.layout.fields))
+            rows = taken_apart(old, _parts(self.layout, words.dtype, every))
             rows = [narrow.get(number, leaf) for number, leaf in enumerate(rows)]
             new = _packed(rows, words.dtype)
             words = write_rows(words, slots, new)
@@ -190,8 +186,7 @@ def unpacked(
         shape: The shape of the `n` rows.
     """
     layout.check_width()
-    first, parts = columns(layout, words.dtype, leaves)[0], _parts(layout, words.dtype, leaves)
-    narrow = [part.make(words[:, part.first - first : part.last - first]) for part in parts]
+    narrow = taken_apart(words, _parts(layout, words.dtype, leaves))
     return _in_order(layout, leaves, narrow, wide, shape)
 
 

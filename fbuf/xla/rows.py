@@ -125,27 +125,30 @@ def read_parts(leaf: jax.Array, slots: jax.Array, parts: Sequence[Part]) -> list
     first, last = min(part.first for part in parts), max(part.last for part in parts)
 
     def together(leaf: jax.Array, slots: jax.Array) -> list[jax.Array]:
-        rows = read_rows(leaf, slots, (first, last))
-        return [part.make(rows[:, part.first - first : part.last - first]) for part in parts]
+        return taken_apart(read_rows(leaf, slots, (first, last)), parts)
 
     if slots.shape[0] < _APART or not _WIDE * len(parts) <= last - first < _LONG:
         return together(leaf, slots)
 
     def apart(leaf: jax.Array, slots: jax.Array) -> list[jax.Array]:
         slots = fetched(leaf, slots, slots, (first, last))
-        read = by_halves if _stays_in_thread(leaf, slots.shape[0], last - first) else _made
-        return [read(_gathers(part), leaf, slots) for part in parts]
+        makes = [_gathers(part) for part in parts]
+        if _stays_in_thread(leaf, slots.shape[0], last - first):
+            return [by_halves(make, leaf, slots) for make in makes]
+        return [make(leaf, slots) for make in makes]
 
     return by_platform(leaf, slots, cpu=apart, default=together)
+
+
+def taken_apart(rows: jax.Array, parts: Sequence[Part]) -> list[jax.Array]:
+    """Return what is made of parts of rows `[B, columns]`, from the leftmost part on."""
+    first = min((part.first for part in parts), default=0)
+    return [part.make(rows[:, part.first - first : part.last - first]) for part in parts]
 
 
 def _gathers(part: Part) -> Callable[[jax.Array, jax.Array], jax.Array]:
     """Return a function that makes a part of rows."""
     return lambda leaf, slots: part.make(gathered(leaf, slots, columns=(part.first, part.last)))
-
-
-def _made(make: Callable[..., jax.Array], *given: jax.Array) -> jax.Array:
-    return make(*given)
 
 
 def _stays_in_thread(leaf: jax.Array, batch: int, size: int) -> bool:

@@ -90,7 +90,6 @@ CONSUMED = "test_contracts.py", "consumed"
 ONE_ROW = "test_contracts.py", "every_byte and common7"
 READ = "test_read.py", ""
 MANY_ROWS, WHOLE_WINDOWS = ("test_many_rows.py", ""), ("test_whole_windows.py", "")
-ON_HOST = "test_host.py", "view or fields"
 IN_PLACE = ("test_in_place.py", "one_trace")
 CAUSES = ("test_check_in_place.py", "by_name")
 NOTHING = ("test_windows.py", "says_so or above_zero")
@@ -185,7 +184,6 @@ MUTANTS = [
         ("[narrow.get(number, leaf) for", "[leaf for", "views", WRITTEN),
         ("place.byte - place.first * size", "place.byte * 0", "dtype", STORAGE),
         ("-(-count // _PART), body, words", "count // _PART, body, words", "seam", STORAGE),
-        ("words[:, part.first - first : part.last - first]", "words[:, part.first : part.last]", "views", ON_HOST),
     ),
     *of(
         "storage/words.py",
